@@ -1,0 +1,251 @@
+"""What a job holds over time, read from outside.
+
+Covers: a thread that reads the job's memory cgroup every 10 ms, a second one
+that splits it by process (main and children) every 200 ms, and the record of
+both. Where no cgroup can be made the process tree is read every 50 ms instead,
+and the record says so.
+Does not cover: making the group (cgroup.py), what the loader says about itself
+(`loader.stats()`), drawing (observe/).
+
+The one idea: the job is not asked. Only its own marks in time (`baseline`, ends
+of epochs) come from inside; they are `time.monotonic()` seconds, which is one
+clock for all processes of a machine.
+
+    with MemoryGroup() as group:
+        child = subprocess.Popen(group.enter_command(command))
+        with Sampler(child.pid, group) as sampler:
+            child.wait()
+        trace = sampler.trace()
+    trace.footprint_bytes(since_s=baseline_s)    # peak after the mark, less the level at it
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, final
+
+import psutil
+
+from forebay.bench.cgroup import MemoryGroup
+
+GROUP_PERIOD_S: Final = 0.01
+TREE_PERIOD_S: Final = 0.05
+PARTS_PERIOD_S: Final = 0.2
+"""A reading of the group costs about 0.1 ms. One of a process tree walks page
+tables (about 16 ms for a resident GiB), so it is made less often: at 200 ms a
+job of half a GiB pays about 4 % of one core, at 10 ms it would pay all of it."""
+
+FROM_GROUP: Final = "memory cgroup"
+FROM_TREE: Final = "process tree"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the whole job held at `t_s` (`time.monotonic()` seconds)."""
+
+    t_s: float
+    anon_bytes: int
+    shmem_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """Anonymous and shared memory together: what cannot simply be dropped."""
+        return self.anon_bytes + self.shmem_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The same, split by process: the one that trains, and all that descend from it.
+
+    Shared pages are divided by the number of processes that map them (PSS), so
+    the parts add up. Pages that no process maps (a file in shared memory that
+    is not mapped at this moment) are in none of them.
+    """
+
+    t_s: float
+    main_anon_bytes: int
+    main_shmem_bytes: int
+    children_anon_bytes: int
+    children_shmem_bytes: int
+    children: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """All readings of one job, in the order of time.
+
+    `source` is `FROM_GROUP` or `FROM_TREE`. Peaks are peaks of the readings: a
+    spike that lives shorter than the period between two may be missed.
+    """
+
+    source: str
+    samples: tuple[Sample, ...]
+    parts: tuple[Parts, ...]
+
+    def peak_bytes(self, since_s: float = 0.0) -> int:
+        """The most held at or after `since_s`; 0 when there is no reading."""
+        return max((each.held_bytes for each in self.samples if each.t_s >= since_s), default=0)
+
+    def level_bytes(self, at_s: float) -> int:
+        """What was held at `at_s`: the last reading not after it, else the first."""
+        before = [each for each in self.samples if each.t_s <= at_s]
+        chosen = before[-1:] or self.samples[:1]
+        return chosen[0].held_bytes if chosen else 0
+
+    def footprint_bytes(self, since_s: float) -> int:
+        """How far the job rose above its own level at `since_s`, at most; never negative.
+
+        With `since_s` at the moment just before iterating, after warming up the
+        model, this is what feeding it cost. It also holds whatever the training
+        code itself allocates more than it did while warming up.
+        """
+        return max(0, self.peak_bytes(since_s) - self.level_bytes(since_s))
+
+    def peak_parts(self, since_s: float = 0.0) -> Parts | None:
+        """The split at the moment when its sum was largest; None without a reading."""
+        later = [each for each in self.parts if each.t_s >= since_s]
+        return max(later, key=_sum_bytes, default=None)
+
+
+def _sum_bytes(parts: Parts) -> int:
+    return (
+        parts.main_anon_bytes
+        + parts.main_shmem_bytes
+        + parts.children_anon_bytes
+        + parts.children_shmem_bytes
+    )
+
+
+@final
+class Sampler:
+    """Reads a running job from threads of its own, while the `with` block lasts.
+
+    Args:
+        pid: the process that trains; its descendants are the children.
+        group: the group that it was started in, or None to read the process tree.
+        period_s: seconds between two readings of the whole.
+        parts_period_s: seconds between two readings by process.
+
+    `trace()` may be called at any time and from any thread. A job that has ended
+    leaves the readings made so far. Two threads, one for each kind of reading:
+    the slow one would punch holes of 10 ms and more into the fast one.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        group: MemoryGroup | None,
+        *,
+        period_s: float | None = None,
+        parts_period_s: float = PARTS_PERIOD_S,
+    ) -> None:
+        default_s = TREE_PERIOD_S if group is None else GROUP_PERIOD_S
+        self._pid = pid
+        self._group = group
+        self._period_s = default_s if period_s is None else period_s
+        self._parts_period_s = parts_period_s
+        # Appended to by one thread each; list.append is atomic, trace() copies.
+        self._samples: list[Sample] = []
+        self._parts: list[Parts] = []
+        self._end = threading.Event()
+        self._threads = (
+            threading.Thread(target=self._run, args=(self._read_sample, self._period_s)),
+            threading.Thread(target=self._run, args=(self._read_parts, self._parts_period_s)),
+        )
+
+    def __enter__(self) -> Sampler:
+        for thread, what in zip(self._threads, ("whole", "parts"), strict=True):
+            thread.name = f"forebay-sampler-{what}"
+            thread.daemon = True
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def trace(self) -> Trace:
+        """All readings made so far."""
+        source = FROM_TREE if self._group is None else FROM_GROUP
+        return Trace(source, tuple(self._samples), tuple(self._parts))
+
+    def _run(self, read: Callable[[], None], period_s: float) -> None:
+        """Call `read` at multiples of the period: a late reading does not shift the next."""
+        due_s = time.monotonic()
+        while not self._end.is_set():
+            read()
+            due_s = max(due_s + period_s, time.monotonic())
+            self._end.wait(max(0.0, due_s - time.monotonic()))
+
+    def _read_sample(self) -> None:
+        now_s = time.monotonic()
+        if self._group is not None:
+            reading = self._group.read()
+            anon_bytes = reading.anon_bytes + reading.swap_bytes
+            self._samples.append(Sample(now_s, anon_bytes, reading.shmem_bytes))
+        elif (parts := read_parts(self._pid, descendants(self._pid))) is not None:
+            anon_bytes = parts.main_anon_bytes + parts.children_anon_bytes
+            shmem_bytes = parts.main_shmem_bytes + parts.children_shmem_bytes
+            self._samples.append(Sample(now_s, anon_bytes, shmem_bytes))
+
+    def _read_parts(self) -> None:
+        inside = descendants(self._pid) if self._group is None else self._group.pids()
+        parts = read_parts(self._pid, (pid for pid in inside if pid != self._pid))
+        if parts is not None:
+            self._parts.append(parts)
+
+
+def descendants(pid: int) -> tuple[int, ...]:
+    """The processes below `pid`, at any depth; none when it is gone."""
+    try:
+        return tuple(each.pid for each in psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return ()
+
+
+def read_parts(main_pid: int, child_pids: Iterable[int]) -> Parts | None:
+    """The split by process now; None when the main process is gone or may not be read."""
+    now_s = time.monotonic()
+    main = _read_pss(main_pid)
+    if main is None:
+        return None
+    children = [pss for pid in child_pids if (pss := _read_pss(pid)) is not None]
+    return Parts(
+        t_s=now_s,
+        main_anon_bytes=main[0],
+        main_shmem_bytes=main[1],
+        children_anon_bytes=sum(anon for anon, _ in children),
+        children_shmem_bytes=sum(shmem for _, shmem in children),
+        children=len(children),
+    )
+
+
+def _read_pss(pid: int) -> tuple[int, int] | None:
+    """(anonymous and swapped, shared) bytes of one process by PSS; None when it is gone.
+
+    `Pss_Anon` and `Pss_Shmem` stand in smaps_rollup since Linux 5.4.
+    """
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
+    except OSError:
+        return None
+    if not text:  # a zombie
+        return None
+    anon, swap, shmem = (_kib(key, text) for key in (b"Pss_Anon:", b"SwapPss:", b"Pss_Shmem:"))
+    return (anon + swap) * 1024, shmem * 1024
+
+
+def _kib(key: bytes, text: bytes) -> int:
+    start = text.find(key)
+    return int(text[start + len(key) :].split(None, 1)[0]) if start >= 0 else 0
