@@ -21,9 +21,12 @@ clock for all processes of a machine.
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -60,19 +63,25 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The same, split by process: the one that trains, and all that descend from it.
+    """The same, split: the process that trains, all that descend from it, shared memory.
 
-    Shared pages are divided by the number of processes that map them (PSS), so
-    the parts add up. Pages that no process maps (a file in shared memory that
-    is not mapped at this moment) are in none of them.
+    `main_anon_bytes` is all anonymous memory that the main process uses, also
+    where a forked child still shares it. `children_anon_bytes` is the rest:
+    what would not exist without the children (the sum of `Pss_Anon` over all,
+    less `Anonymous` of main). So a fork costs nothing until a page is written.
+    Shared memory belongs to nobody: it is one number.
     """
 
     t_s: float
     main_anon_bytes: int
-    main_shmem_bytes: int
     children_anon_bytes: int
-    children_shmem_bytes: int
+    shmem_bytes: int
     children: int
+
+    @property
+    def held_bytes(self) -> int:
+        """The sum of the parts."""
+        return self.main_anon_bytes + self.children_anon_bytes + self.shmem_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +96,10 @@ class Trace:
     samples: tuple[Sample, ...]
     parts: tuple[Parts, ...]
 
-    def peak_bytes(self, since_s: float = 0.0) -> int:
-        """The most held at or after `since_s`; 0 when there is no reading."""
-        return max((each.held_bytes for each in self.samples if each.t_s >= since_s), default=0)
+    def peak_bytes(self, since_s: float = 0.0, until_s: float = math.inf) -> int:
+        """The most held from `since_s` to `until_s`; 0 when there is no reading."""
+        held = (each.held_bytes for each in self.samples if since_s <= each.t_s <= until_s)
+        return max(held, default=0)
 
     def level_bytes(self, at_s: float) -> int:
         """What was held at `at_s`: the last reading not after it, else the first."""
@@ -102,23 +112,15 @@ class Trace:
 
         With `since_s` at the moment just before iterating, after warming up the
         model, this is what feeding it cost. It also holds whatever the training
-        code itself allocates more than it did while warming up.
+        code itself allocates more than it had kept from warming up: a job that
+        trains should subtract its own peak instead (see demo_job.py).
         """
         return max(0, self.peak_bytes(since_s) - self.level_bytes(since_s))
 
     def peak_parts(self, since_s: float = 0.0) -> Parts | None:
         """The split at the moment when its sum was largest; None without a reading."""
         later = [each for each in self.parts if each.t_s >= since_s]
-        return max(later, key=_sum_bytes, default=None)
-
-
-def _sum_bytes(parts: Parts) -> int:
-    return (
-        parts.main_anon_bytes
-        + parts.main_shmem_bytes
-        + parts.children_anon_bytes
-        + parts.children_shmem_bytes
-    )
+        return max(later, key=lambda each: each.held_bytes, default=None)
 
 
 @final
@@ -196,8 +198,7 @@ class Sampler:
             self._samples.append(Sample(now_s, anon_bytes, reading.shmem_bytes))
         elif (parts := read_parts(self._pid, descendants(self._pid))) is not None:
             anon_bytes = parts.main_anon_bytes + parts.children_anon_bytes
-            shmem_bytes = parts.main_shmem_bytes + parts.children_shmem_bytes
-            self._samples.append(Sample(now_s, anon_bytes, shmem_bytes))
+            self._samples.append(Sample(now_s, anon_bytes, parts.shmem_bytes))
 
     def _read_parts(self) -> None:
         inside = descendants(self._pid) if self._group is None else self._group.pids()
@@ -215,37 +216,75 @@ def descendants(pid: int) -> tuple[int, ...]:
 
 
 def read_parts(main_pid: int, child_pids: Iterable[int]) -> Parts | None:
-    """The split by process now; None when the main process is gone or may not be read."""
+    """The split now; None when the main process is gone or may not be read."""
     now_s = time.monotonic()
-    main = _read_pss(main_pid)
+    main = _read_rollup(main_pid)
     if main is None:
         return None
-    children = [pss for pid in child_pids if (pss := _read_pss(pid)) is not None]
+    pids = tuple(child_pids)
+    children = [each for pid in pids if (each := _read_rollup(pid)) is not None]
+    everyone = [main, *children]
+    pss_anon_bytes = sum(each.pss_anon_bytes for each in everyone)
     return Parts(
         t_s=now_s,
-        main_anon_bytes=main[0],
-        main_shmem_bytes=main[1],
-        children_anon_bytes=sum(anon for anon, _ in children),
-        children_shmem_bytes=sum(shmem for _, shmem in children),
+        main_anon_bytes=main.anonymous_bytes,
+        children_anon_bytes=max(0, pss_anon_bytes - main.anonymous_bytes),
+        shmem_bytes=max(
+            sum(each.pss_shmem_bytes for each in everyone),
+            _shared_file_bytes((main_pid, *pids)),
+        ),
         children=len(children),
     )
 
 
-def _read_pss(pid: int) -> tuple[int, int] | None:
-    """(anonymous and swapped, shared) bytes of one process by PSS; None when it is gone.
+@dataclass(frozen=True, slots=True)
+class _Rollup:
+    """The lines of one smaps_rollup that matter; swapped pages count as anonymous."""
 
-    `Pss_Anon` and `Pss_Shmem` stand in smaps_rollup since Linux 5.4.
-    """
+    anonymous_bytes: int
+    pss_anon_bytes: int
+    pss_shmem_bytes: int
+
+
+def _read_rollup(pid: int) -> _Rollup | None:
+    """One process; None when it is gone. `Pss_Anon` is there since Linux 5.4."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
     except OSError:
         return None
     if not text:  # a zombie
         return None
-    anon, swap, shmem = (_kib(key, text) for key in (b"Pss_Anon:", b"SwapPss:", b"Pss_Shmem:"))
-    return (anon + swap) * 1024, shmem * 1024
+    return _Rollup(
+        anonymous_bytes=_line_bytes(b"\nAnonymous:", text) + _line_bytes(b"\nSwap:", text),
+        pss_anon_bytes=_line_bytes(b"\nPss_Anon:", text) + _line_bytes(b"\nSwapPss:", text),
+        pss_shmem_bytes=_line_bytes(b"\nPss_Shmem:", text),
+    )
 
 
-def _kib(key: bytes, text: bytes) -> int:
+def _line_bytes(key: bytes, text: bytes) -> int:
     start = text.find(key)
-    return int(text[start + len(key) :].split(None, 1)[0]) if start >= 0 else 0
+    return int(text[start + len(key) :].split(None, 1)[0]) * 1024 if start >= 0 else 0
+
+
+def _shared_file_bytes(pids: Iterable[int]) -> int:
+    """Resident bytes of the shared-memory files that these processes have open, each once.
+
+    A batch on its way through torch's queue is mapped by nobody: only the
+    descriptor that is being passed keeps it. PSS cannot see it, this can.
+    """
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        for entry in _open_files(pid):
+            with suppress(OSError):
+                if os.readlink(entry).startswith(("/dev/shm/", "/memfd:")):  # noqa: S108
+                    facts = os.stat(entry)
+                    found[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+    return sum(found.values())
+
+
+def _open_files(pid: int) -> tuple[str, ...]:
+    folder = f"/proc/{pid}/fd"
+    try:
+        return tuple(f"{folder}/{name}" for name in os.listdir(folder))
+    except OSError:
+        return ()
