@@ -17,7 +17,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PATHS := $(wildcard src tests benchmarks examples)
 
-.PHONY: help install demo test check lint types floors readme news bench format clean
+.PHONY: help install demo test check lint types floors news house bench format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -45,7 +45,7 @@ test: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(BENCH)
 
-check: lint types floors news readme
+check: lint types floors news house
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check $(PATHS)
@@ -61,8 +61,9 @@ floors: $(STAMP)
 news: $(STAMP)
 	@$(BIN)/towncrier build --draft --version next > /dev/null && echo "changelog fragments: fine"
 
-# The snippets of README.md run, and what its shell lines name exists.
-readme: $(STAMP)
+# The architecture, and the pages: snippets run, and what shell lines name exists. Prints what grew long.
+house: $(STAMP)
+	$(BIN)/python -m tests.house.sizes
 	$(BIN)/python -m pytest -q -n 0 tests/house
 
 format: $(STAMP)
