@@ -1,0 +1,88 @@
+"""Reading the small text files of /proc and /sys, where each may be missing.
+
+Covers: one read of one file; telling "not there" from "closed to us"; keeping
+the short reasons why something could not be read.
+Does not cover: what the files mean (probe.py, cgroup.py, peak.py).
+
+The one idea: nothing here raises for the state of the machine. A file that is
+absent is None; a file that is closed or makes no sense is None as well and its
+reason joins `degraded`, once, so that the loader can go on and say so.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import final
+
+_CHUNK_BYTES = 64 * 1024
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV})
+_FIELD = re.compile(r"^([\w()]+):?[ \t]+(\d{1,20})(?:[ \t]+(kB))?[ \t]*$", re.MULTILINE)
+
+
+@final
+class KernelFiles:
+    """Reads small files and remembers, in a few words each, what was closed.
+
+    `degraded` only grows, and is bounded: its reasons name files, never processes.
+    Any thread may call; a set of strings is all the state there is.
+    """
+
+    __slots__ = ("_reasons",)
+
+    def __init__(self) -> None:
+        self._reasons: set[str] = set()
+
+    @property
+    def degraded(self) -> frozenset[str]:
+        """The reasons so far why readings are missing or coarser than they should be."""
+        return frozenset(self._reasons)
+
+    def note(self, reason: str) -> None:
+        """Keep `reason`; a second time is no news."""
+        self._reasons.add(reason)
+
+    def read(self, path: Path) -> str | None:
+        """The text of `path`; None when it is absent, or closed (then noted)."""
+        try:
+            return self._read(path)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                self.note(f"{path.name} cannot be read: {os.strerror(error.errno or 0)}")
+            return None
+
+    def read_int(self, path: Path) -> int | None:
+        """The one number in `path`; None when absent, closed or not a number (noted)."""
+        text = self.read(path)
+        if text is None:
+            return None
+        try:
+            return int(text)
+        except ValueError:
+            self.note(f"{path.name} is not a number")
+            return None
+
+    def read_fields(self, path: Path) -> dict[str, int] | None:
+        """The `name value [kB]` lines of `path` in plain units (kB becomes bytes)."""
+        text = self.read(path)
+        return None if text is None else parse_fields(text)
+
+    @staticmethod
+    def _read(path: Path) -> str:
+        # os.open and not Path.read_text: the controller does this 20 times a second,
+        # and the decoder and buffer of a text file cost more than the kernel's part.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            chunks = []
+            while chunk := os.read(fd, _CHUNK_BYTES):
+                chunks.append(chunk)
+        finally:
+            os.close(fd)
+        return b"".join(chunks).decode("ascii", errors="replace")
+
+
+def parse_fields(text: str) -> dict[str, int]:
+    """The numbers in `text` by name; lines of another form are passed over."""
+    return {name: int(value) * (1024 if unit else 1) for name, value, unit in _FIELD.findall(text)}

@@ -1,0 +1,194 @@
+"""What one fetch needs beyond its result, measured inside the worker.
+
+Covers: the high-water mark around one fetch, and giving freed heap back.
+Does not cover: what is learned from it (planner.py), or other processes (probe.py).
+
+The one idea: the kernel keeps one high-water mark of all resident pages per
+process and lets the process reset it. What the mark rose by, less the growth of
+shared and file pages, is the anonymous memory that the fetch had at its peak:
+the arena's own pages, and libraries loaded on first use, are not making cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from forebay.memory.kernel_files import parse_fields
+from forebay.memory.readings import Making, Roots
+
+_STATUS_BYTES = 8192
+_RESET_PEAK = b"5"
+_CLEAR_REFS_CLOSED = "clear_refs is closed: peaks miss what a fetch freed again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Descriptor:
+    """An open descriptor and what it was opened on.
+
+    After a fork, code of others may have closed the inherited number and the number
+    may be theirs now; so it is only closed while it still shows the same file.
+    """
+
+    fd: int
+    file_id: tuple[int, int]
+
+    @classmethod
+    def try_open(cls, path: Path, flags: int) -> _Descriptor | None:
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC)
+        except OSError:
+            return None
+        return cls(fd, _identify(fd))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            if _identify(self.fd) == self.file_id:
+                os.close(self.fd)
+
+
+def _identify(fd: int) -> tuple[int, int]:
+    seen = os.fstat(fd)
+    return seen.st_dev, seen.st_ino
+
+
+@dataclass(frozen=True, slots=True)
+class _Resident:
+    """The lines of /proc/self/status that matter here."""
+
+    hwm_bytes: int
+    rss_bytes: int
+    anon_bytes: int
+    file_bytes: int
+    shmem_bytes: int
+
+
+@final
+class PeakMeter:
+    """Measures the anonymous memory of what runs between `start` and `stop`.
+
+    For use in the process that is measured, by one thread at a time. Survives a
+    fork: descriptors belong to the process they were opened in (they go on showing
+    the parent), so they are opened anew when the pid has changed.
+
+    Where the mark cannot be reset (`clear_refs` closed, as under some sandboxes),
+    the peak is the growth of RssAnon that is left at the end, which misses what was
+    freed before; without /proc nothing is seen. `degraded` says so.
+
+    The kernel keeps its counters per CPU and folds them in batches (64 pages a CPU on
+    small machines, twice the number of CPUs on large ones), so a peak may be off by a
+    MiB or so; this is no instrument for small objects.
+    """
+
+    __slots__ = ("_clear", "_degraded", "_pid", "_roots", "_start", "_status")
+
+    def __init__(self, roots: Roots | None = None) -> None:
+        self._roots = roots or Roots()
+        self._pid = -1
+        self._status: _Descriptor | None = None
+        self._clear: _Descriptor | None = None
+        self._degraded: str | None = None
+        self._start: _Resident | None = None
+
+    @property
+    def degraded(self) -> str | None:
+        """Why peaks are coarser than they should be; None when they are not."""
+        return self._degraded
+
+    def start(self) -> None:
+        """Begin a measurement; one that was begun before is forgotten."""
+        self._ensure_open()
+        self._try_reset()
+        self._start = self._read()
+
+    def stop(self) -> Making:
+        """What was needed since `start`.
+
+        Raises:
+            RuntimeError: `start` was not called in this process.
+        """
+        start, self._start = self._start, None
+        if start is None or self._pid != os.getpid():
+            msg = "PeakMeter.stop() without start() in this process; call start() before the fetch"
+            raise RuntimeError(msg)
+        now = self._read()
+        grown_shmem = now.shmem_bytes - start.shmem_bytes
+        grown_file = now.file_bytes - start.file_bytes
+        kept = now.anon_bytes - start.anon_bytes
+        risen = now.hwm_bytes - start.rss_bytes if self._clear else 0
+        # Pages that went (the arena gave some back meanwhile) must not count as making:
+        # a phantom giant would stop the loader, while a blur is only a blur.
+        risen -= max(0, grown_shmem) + max(0, grown_file)
+        blur = abs(grown_shmem) + abs(grown_file) if self._clear else 0
+        return Making(max(0, risen, kept), now.anon_bytes, blur)
+
+    def close(self) -> None:
+        """Close the descriptors; a later `start` opens them again."""
+        for descriptor in (self._status, self._clear):
+            if descriptor is not None:
+                descriptor.close()
+        self._pid, self._status, self._clear = -1, None, None
+
+    def _ensure_open(self) -> None:
+        if self._pid == os.getpid():
+            return
+        self.close()
+        self._pid = os.getpid()
+        self._status = _Descriptor.try_open(self._roots.proc / "self/status", os.O_RDONLY)
+        self._clear = _Descriptor.try_open(self._roots.proc / "self/clear_refs", os.O_WRONLY)
+        if self._status is None:
+            self._degraded = "status cannot be read: peaks are not measured"
+        elif self._clear is None:
+            self._degraded = _CLEAR_REFS_CLOSED
+
+    def _try_reset(self) -> None:
+        if self._clear is None:
+            return
+        try:
+            os.write(self._clear.fd, _RESET_PEAK)
+        except OSError:
+            self._clear.close()
+            self._clear = None
+            self._degraded = _CLEAR_REFS_CLOSED
+
+    def _read(self) -> _Resident:
+        text = os.pread(self._status.fd, _STATUS_BYTES, 0) if self._status else b""
+        fields = parse_fields(text.decode("ascii", errors="replace"))
+        return _Resident(
+            hwm_bytes=fields.get("VmHWM", 0),
+            rss_bytes=fields.get("VmRSS", 0),
+            anon_bytes=fields.get("RssAnon", 0),
+            file_bytes=fields.get("RssFile", 0),
+            shmem_bytes=fields.get("RssShmem", 0),
+        )
+
+
+def trim_heap() -> None:
+    """Give memory that the C allocator keeps for later back to the system.
+
+    glibc only; elsewhere nothing happens. Any thread may call; other threads wait
+    for the allocator meanwhile. Costs from some microseconds to some milliseconds,
+    by how much there is to give back.
+    """
+    trim = _find_malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _find_malloc_trim() -> Callable[[int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    # musl has no such function, and a static interpreter may have no loader.
+    with contextlib.suppress(OSError, AttributeError):
+        trim = ctypes.CDLL(None).malloc_trim
+        trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+        return trim
+    return None

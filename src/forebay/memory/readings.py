@@ -1,0 +1,215 @@
+"""What the probe can say: one frozen record for each kind of reading.
+
+Covers: the records, and sums that follow from one record alone.
+Does not cover: taking the readings (probe.py, cgroup.py, peak.py) or judging
+them (limits.py, policy.py).
+
+The one idea: a reading is a fact with a unit and no reference to the machine,
+so that it crosses threads and files, and a test writes it down by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Where the kernel shows itself; a test puts a made-up tree here.
+
+    A child process or another namespace may see other roots than `/`, which is
+    why they are values and not constants.
+    """
+
+    proc: Path = Path("/proc")
+    cgroup: Path = Path("/sys/fs/cgroup")
+    shm: Path = Path("/dev/shm")  # noqa: S108 - the mount itself is read, no file is made there
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """One process, from one read of its smaps_rollup.
+
+    Attributes:
+        pid: Whose.
+        rss_bytes: Resident, shared pages counted in full.
+        pss_bytes: Resident, each page divided by the number of its users.
+        pss_anon_bytes: The anonymous part of `pss_bytes`.
+        anonymous_bytes: Anonymous and resident, shared pages counted in full.
+        private_bytes: Pages of any kind that only this process maps (USS). An
+            arena page touched by one process alone is among them.
+        swap_pss_bytes: Swapped out, each page divided by the number of its users.
+    """
+
+    pid: int
+    rss_bytes: int
+    pss_bytes: int
+    pss_anon_bytes: int
+    anonymous_bytes: int
+    private_bytes: int
+    swap_pss_bytes: int
+
+    @property
+    def private_anon_bytes(self) -> int:
+        """Anonymous bytes of this process alone: the least upper bound of one read.
+
+        The kernel does not print this number. Old pages kept alive by several
+        processes are in `pss_anon_bytes` but are not private; arena pages are
+        private but not anonymous; the smaller of the two excludes both unless a
+        process has both at once.
+        """
+        return min(self.pss_anon_bytes, self.private_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FootprintReading:
+    """Anonymous memory that exists because of the loader (DESIGN.md section 3).
+
+    Attributes:
+        workers_bytes: Sum of (Pss_Anon + SwapPss) over main and all processes of
+            the loader, less what main has on its own account; never below 0.
+        main_anonymous_bytes: Anonymous of main, the part that was taken off.
+        by_pid: (pid, private anonymous bytes) of each process but main, by pid.
+        complete: False when a process that is there could not be read, so that
+            `workers_bytes` is too low.
+    """
+
+    workers_bytes: int
+    main_anonymous_bytes: int
+    by_pid: tuple[tuple[int, int], ...]
+    complete: bool
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the loader that were read, main excluded."""
+        return tuple(pid for pid, _ in self.by_pid)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The part that no single process owns: kept by fork, or shared by the crew."""
+        return max(0, self.workers_bytes - sum(private for _, private in self.by_pid))
+
+
+@dataclass(frozen=True, slots=True)
+class StatmReading:
+    """The cheap look at one process; `shared_bytes` is file and shmem pages together."""
+
+    vm_bytes: int
+    rss_bytes: int
+    shared_bytes: int
+
+    @property
+    def anonymous_bytes(self) -> int:
+        """Resident anonymous bytes, pages shared by fork counted in full."""
+        return max(0, self.rss_bytes - self.shared_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class HostReading:
+    """The whole machine, as the kernel estimates it (MemAvailable)."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """PSI: the part of the last 10 s in which at least one task waited for memory."""
+
+    some_avg10_frac: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RlimitReading:
+    """Soft limits of this process; None means unlimited."""
+
+    address_space_bytes: int | None
+    data_bytes: int | None
+    open_files: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShmReading:
+    """The mount at /dev/shm."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupReading:
+    """One memory group; a process is in a chain of them, each with its own limit.
+
+    Attributes:
+        path: The group's path below the mount, "/" for the mount itself.
+        version: 1 or 2.
+        limit_bytes: Where the kernel kills; None means unlimited.
+        high_bytes: Where it throttles (memory.high, version 2); None means nowhere.
+        limit_source: The words for where `limit_bytes` comes from.
+        usage_bytes: Everything charged, file cache included; None when unreadable.
+        anon_bytes: Anonymous, of the group and all below it.
+        shmem_bytes: Shared memory and tmpfs, likewise.
+        inactive_file_bytes: File cache, not used lately.
+        active_file_bytes: File cache, used lately.
+        slab_reclaimable_bytes: Cached directory entries and inodes (version 2).
+    """
+
+    path: str
+    version: int
+    limit_bytes: int | None
+    high_bytes: int | None
+    limit_source: str
+    usage_bytes: int | None
+    anon_bytes: int
+    shmem_bytes: int
+    inactive_file_bytes: int
+    active_file_bytes: int
+    slab_reclaimable_bytes: int = 0
+
+    @property
+    def binding_bytes(self) -> int | None:
+        """The lower of kill and throttle: beyond either no work gets done."""
+        return min((b for b in (self.limit_bytes, self.high_bytes) if b is not None), default=None)
+
+    @property
+    def source(self) -> str:
+        """The words for where `binding_bytes` comes from."""
+        if self.high_bytes is not None and self.binding_bytes != self.limit_bytes:
+            return f"cgroup {self.path} memory.high"
+        return self.limit_source
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Usage that reclaim cannot take back; None when usage is unknown."""
+        if self.usage_bytes is None:
+            return None
+        reclaimable = self.inactive_file_bytes + self.active_file_bytes
+        return max(0, self.usage_bytes - reclaimable - self.slab_reclaimable_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuReading:
+    """One group's say on CPUs; `quota_cpus` and `set_cpus` are None when it has none."""
+
+    path: str
+    quota_cpus: float | None
+    set_cpus: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What one fetch needed, measured in the worker.
+
+    Attributes:
+        peak_bytes: The most anonymous memory the fetch added at any moment.
+        private_bytes: Resident anonymous memory of the worker now.
+        blur_bytes: `peak_bytes` may be too low by at most this much: shared and
+            file pages that came or went during the fetch, before or after its
+            peak. 0 once the worker has touched its block before.
+    """
+
+    peak_bytes: int
+    private_bytes: int
+    blur_bytes: int = 0
