@@ -14,7 +14,7 @@ DEMO ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PATHS := $(wildcard src tests benchmarks examples)
 
 .PHONY: help install demo test check lint types floors news house bench format clean
