@@ -122,3 +122,18 @@ def test_no_file_or_class_has_a_vague_name() -> None:
 def _words(name: str) -> list[str]:
     spaced = "".join(f" {letter}" if letter.isupper() else letter for letter in name)
     return spaced.replace("_", " ").split()
+
+
+def test_the_rule_tells_open_from_closed() -> None:
+    text = (
+        "class Open: ...\n"
+        "@dataclass(slots=True)\nclass OpenRecord: ...\n"
+        "@typing.final\nclass Final: ...\n"
+        "@dataclass(frozen=True, slots=True)\nclass Value: ...\n"
+        "class Door(Protocol[T]): ...\n"
+        "class Part(abc.ABC): ...\n"
+        "class Kind(enum.Enum): ...\n"
+    )
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    open_ones = [node.name for node in nodes if not (_is_abstract(node) or _is_closed(node))]
+    assert open_ones == ["Open", "OpenRecord"]

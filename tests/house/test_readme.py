@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -48,6 +49,7 @@ def test_a_python_snippet_runs(block: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error::FutureWarning", str(script)],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         timeout=100,
@@ -67,6 +69,8 @@ def test_a_shell_line_names_what_exists(block: str) -> None:
             assert wanted <= targets, f"no such target: {wanted - targets}"
         elif command == "forebay":
             _ask_for_help(rest)
+        elif command.startswith(".venv/bin/"):
+            assert Path(sys.executable).with_name(Path(command).name).exists(), command
         elif command.startswith("."):
             assert (ROOT / command).exists(), f"no such file: {command}"
         else:
@@ -82,7 +86,13 @@ def _ask_for_help(rest: list[str]) -> None:
         text=True,
         timeout=60,
         check=False,
-        env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "PATH": "/usr/bin:/bin"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "COLUMNS": "200",
+            "NO_COLOR": "1",
+            "TERM": "dumb",
+        },
     )
     assert done.returncode == 0, done.stderr
     options = {word.partition("=")[0] for word in rest if word.startswith("--")}
