@@ -25,6 +25,24 @@ _V1_UNLIMITED_BYTES = 1 << 62
 the page size (9223372036854771712 with 4 KiB); no machine has 4 EiB, so all
 numbers from here on mean the same."""
 
+_V1_HIDDEN = "hierarchical_memory_limit"
+
+_V1_STAT = {
+    # The total_ lines count the groups below as well, as the limit does.
+    "total_rss": "anon_bytes",
+    "total_shmem": "shmem_bytes",
+    "total_inactive_file": "inactive_file_bytes",
+    "total_active_file": "active_file_bytes",
+}
+_V2_STAT = {
+    "anon": "anon_bytes",
+    "shmem": "shmem_bytes",
+    "inactive_file": "inactive_file_bytes",
+    "active_file": "active_file_bytes",
+    "slab_reclaimable": "slab_reclaimable_bytes",
+}
+"""Lines of memory.stat and the field of CgroupReading that each becomes."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Hierarchy:
@@ -70,11 +88,10 @@ def read_cpu_groups(files: KernelFiles, roots: Roots, pid: int | str) -> tuple[C
 def find_pressure_files(
     files: KernelFiles, roots: Roots, pid: int | str
 ) -> Iterator[tuple[str, Path]]:
-    """(words, file) of memory.pressure of each version-2 group, its own first, root left out."""
+    """(words, file) of memory.pressure of each version-2 group, its own first."""
     tree = _find_unified(roots, _read_membership(files, roots, pid))
     for path, folder in tree.chain() if tree else ():
-        if path != "/":
-            yield f"cgroup {path}", folder / "memory.pressure"
+        yield f"cgroup {path}", folder / "memory.pressure"
 
 
 # ---------------------------------------------------------------- where the process is
@@ -82,7 +99,10 @@ def find_pressure_files(
 
 def _read_membership(files: KernelFiles, roots: Roots, pid: int | str) -> Mapping[str, str]:
     """Controllers (as printed, "" for version 2) -> path, from /proc/PID/cgroup."""
-    text = files.read(roots.proc / str(pid) / "cgroup") or ""
+    text = files.read(roots.proc / str(pid) / "cgroup")
+    if text is None:
+        # Whatever our own group is, it lies below the mount.
+        return dict.fromkeys(("memory", "cpu", "cpuset", ""), "/") if pid == "self" else {}
     entries = (line.split(":", 2) for line in text.splitlines())
     return {entry[1]: entry[2] for entry in entries if len(entry) == 3}  # noqa: PLR2004
 
@@ -139,7 +159,7 @@ def _read_v1(files: KernelFiles, path: str, folder: Path) -> CgroupReading | Non
     usage = files.read_int(folder / "memory.usage_in_bytes")
     if limit is None and usage is None:
         return None
-    stat = files.read_fields(folder / "memory.stat") or {}
+    stat = files.read_fields(folder / "memory.stat", *_V1_STAT)
     return CgroupReading(
         path=path,
         version=1,
@@ -147,11 +167,7 @@ def _read_v1(files: KernelFiles, path: str, folder: Path) -> CgroupReading | Non
         high_bytes=None,
         limit_source=f"cgroup {path} memory.limit_in_bytes",
         usage_bytes=usage,
-        # The total_ fields count the groups below as well, as the limit does.
-        anon_bytes=stat.get("total_rss", 0),
-        shmem_bytes=stat.get("total_shmem", 0),
-        inactive_file_bytes=stat.get("total_inactive_file", 0),
-        active_file_bytes=stat.get("total_active_file", 0),
+        **{field: stat.get(name, 0) for name, field in _V1_STAT.items()},
     )
 
 
@@ -162,8 +178,8 @@ def _with_hidden_ancestors(files: KernelFiles, mount: Path, top: CgroupReading) 
     they would leave if this group were alone in them: an upper bound, and far
     better than not to know them at all.
     """
-    stat = files.read_fields(mount / "memory.stat") or {}
-    hidden = _finite(stat.get("hierarchical_memory_limit"))
+    stat = files.read_fields(mount / "memory.stat", _V1_HIDDEN)
+    hidden = _finite(stat.get(_V1_HIDDEN))
     if top.path != "/" or hidden is None:
         return top
     if top.limit_bytes is not None and top.limit_bytes <= hidden:
@@ -178,7 +194,7 @@ def _read_v2(files: KernelFiles, path: str, folder: Path) -> CgroupReading | Non
     limit = _read_max(files, folder / "memory.max")
     if usage is None and limit is None:
         return None
-    stat = files.read_fields(folder / "memory.stat") or {}
+    stat = files.read_fields(folder / "memory.stat", *_V2_STAT)
     return CgroupReading(
         path=path,
         version=2,
@@ -186,11 +202,7 @@ def _read_v2(files: KernelFiles, path: str, folder: Path) -> CgroupReading | Non
         high_bytes=_read_max(files, folder / "memory.high"),
         limit_source=f"cgroup {path} memory.max",
         usage_bytes=usage,
-        anon_bytes=stat.get("anon", 0),
-        shmem_bytes=stat.get("shmem", 0),
-        inactive_file_bytes=stat.get("inactive_file", 0),
-        active_file_bytes=stat.get("active_file", 0),
-        slab_reclaimable_bytes=stat.get("slab_reclaimable", 0),
+        **{field: stat.get(name, 0) for name, field in _V2_STAT.items()},
     )
 
 

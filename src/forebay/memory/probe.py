@@ -54,6 +54,10 @@ __all__ = [
     "trim_heap",
 ]
 
+_ROLLUP = (
+    "Rss", "Pss", "Pss_Anon", "Anonymous", "Private_Clean", "Private_Dirty", "SwapPss",
+)  # fmt: skip
+
 _BLOCK_BYTES = 512
 """st_blocks counts in these whatever the file system's block is (stat(2))."""
 
@@ -90,10 +94,11 @@ class Probe:
         The second case adds a reason to `degraded`. Costs about 16 ms a resident GiB
         (the kernel walks the page tables), under 0.2 ms for a small process.
         """
-        text = self._files.read(self._roots.proc / str(pid) / "smaps_rollup")
+        rollup = self._roots.proc / str(pid) / "smaps_rollup"
+        text = self._files.read(rollup)
         if text is not None:
-            return self._parse_rollup(pid, parse_fields(text)) if text else None
-        if self._has_rollup() or not self._is_alive(pid):
+            return self._parse_rollup(pid, parse_fields(text, _ROLLUP)) if text else None
+        if rollup.exists() or not self._is_alive(pid):
             return None
         self._files.note("no smaps_rollup here: unique bytes of psutil stand in for shares")
         return _read_unique(pid)
@@ -148,7 +153,7 @@ class Probe:
         fields = text.split()[:3]
         if len(fields) == 3 and all(field.isdecimal() for field in fields):  # noqa: PLR2004
             return StatmReading(*(int(field) * _PAGE_BYTES for field in fields))
-        if self._is_linux() or not isinstance(pid, int | str):
+        if self._is_linux():
             return None
         try:
             info = psutil.Process(None if pid == "self" else int(pid)).memory_info()
@@ -164,8 +169,8 @@ class Probe:
 
     def read_host(self) -> HostReading:
         """Total and available memory of the machine."""
-        fields = self._files.read_fields(self._roots.proc / "meminfo") or {}
-        if "MemTotal" in fields and "MemAvailable" in fields:
+        fields = self._files.read_fields(self._roots.proc / "meminfo", "MemTotal", "MemAvailable")
+        if len(fields) == 2:  # noqa: PLR2004 - both were found
             return HostReading(fields["MemTotal"], fields["MemAvailable"])
         seen = psutil.virtual_memory()
         return HostReading(seen.total, seen.available)
@@ -243,7 +248,7 @@ class Probe:
         """Anonymous memory of main in swap: VmSwap, for "Swap" in smaps counts shmem too."""
         if not main.swap_pss_bytes:
             return 0
-        status = self._files.read_fields(self._roots.proc / str(main.pid) / "status") or {}
+        status = self._files.read_fields(self._roots.proc / str(main.pid) / "status", "VmSwap")
         return status.get("VmSwap", main.swap_pss_bytes)
 
     def _read_children(self, pid: int) -> list[int] | None:
@@ -279,9 +284,6 @@ class Probe:
 
     def _is_linux(self) -> bool:
         return (self._roots.proc / "self").exists()
-
-    def _has_rollup(self) -> bool:
-        return (self._roots.proc / "self" / "smaps_rollup").exists()
 
     def _is_alive(self, pid: int) -> bool:
         """Whether `pid` still has memory: it is there and no zombie."""
