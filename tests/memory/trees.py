@@ -63,7 +63,8 @@ class Tree:
             f"{folder}/memory.stat",
             f"cache 1\nrss 1\ninactive_file 5\nactive_file 5\n"
             f"hierarchical_memory_limit {hierarchical}\ntotal_rss {anon}\n"
-            f"total_rss_huge 3\ntotal_shmem {shmem}\ntotal_inactive_file {inactive}\ntotal_active_file {active}",
+            f"total_rss_huge 3\ntotal_shmem {shmem}\n"
+            f"total_inactive_file {inactive}\ntotal_active_file {active}",
         )
 
     def v2(
