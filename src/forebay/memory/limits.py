@@ -18,11 +18,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from forebay.memory.probe import (
+from forebay.memory.probe import Probe
+from forebay.memory.readings import (
     CgroupReading,
     CpuReading,
     HostReading,
-    Probe,
     RlimitReading,
     StatmReading,
 )
