@@ -182,6 +182,10 @@ class Sampler:
         source = FROM_TREE if self._group is None else FROM_GROUP
         return Trace(source, tuple(self._samples), tuple(self._parts))
 
+    def latest(self) -> Sample | None:
+        """The reading made last; None before the first."""
+        return self._samples[-1] if self._samples else None
+
     def _run(self, read: Callable[[], None], period_s: float) -> None:
         """Call `read` at multiples of the period: a late reading does not shift the next."""
         due_s = time.monotonic()
