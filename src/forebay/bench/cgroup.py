@@ -31,6 +31,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, final
 
+from forebay.errors import ForebayError
+
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 OWN_GROUPS: Final = Path("/proc/self/cgroup")
 
@@ -45,7 +47,7 @@ _REMOVAL_PAUSE_S: Final = 0.05
 freed: up to a second for a few GiB. Five seconds are given."""
 
 
-class GroupUnavailable(Exception):  # noqa: N818 - a state of the machine, not a mistake
+class GroupUnavailable(ForebayError):  # noqa: N818 - a state of the machine, not a mistake
     """No memory cgroup can be made here; `reason` says why, `remedy` what to do."""
 
     def __init__(self, reason: str, remedy: str) -> None:

@@ -1,36 +1,24 @@
-"""Running contestants one after another, each alone, and judging them by what was read outside.
+"""The demo's contest: the same job, fed by each contestant in turn under one memory limit.
 
-Covers: starting one contestant's process in its own memory group, collecting
-what it reports and what the sampler reads, how it ended, and the figures that
-follow (pure, in `judge`).
-Does not cover: what happens inside the process (demo_job.py), how results look
-(cli/, observe/).
-
-The one idea: a contestant's footprint is the highest that its whole group held
-while it was fed, less the highest that the same process held while it trained on one
-made-up batch, plus that batch. Both peaks are of the same model in the same
-process, so what remains is there because of the loader: batches (also the one in use),
-workers, and what the loader does in the training process.
+Covers: the order of things. First the job runs without a loader, which tells
+its own need; the limit follows from that; then each contestant runs under the
+limit, and one that is killed runs once more without it, to see what it would
+have needed. Does not cover: one run (contestant.py), its figures (verdict.py).
 """
 
 from __future__ import annotations
 
-import json
 import os
-import selectors
-import signal
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any, Final
+from typing import Final, Protocol
 
-from forebay.bench.cgroup import MemoryGroup
-from forebay.bench.sampler import Sampler, Trace
+from forebay.bench.cgroup import GroupUnavailable, MemoryGroup
+from forebay.bench.contestant import Broken, Finished, Job, Killed, Run, Step, run_contestant
+from forebay.bench.verdict import Figures, judge
+from forebay.errors import ForebayError
+from forebay.units import MIB, format_bytes
 
 CONTESTANTS: Final[dict[str, str]] = {
     "torch": "torch",
@@ -39,267 +27,153 @@ CONTESTANTS: Final[dict[str, str]] = {
 }
 """Name in demo_job.py -> how it is called in tables."""
 
-SILENCE_S: Final = 120.0
-"""A contestant that reports nothing for this long is ended: a step takes under a second."""
-
-PICTURE_BYTES: Final = 3 * 224 * 224 * 4
-LABEL_BYTES: Final = 8
-SETTLED_STEPS: Final = 10
-"""The final loss is a mean over so many last steps: a single one is mostly noise."""
+SLACK_BYTES: Final = 32 * MIB
+"""What a limit counts beside the job's need and the budget: page tables and other
+kernel memory (5 MiB measured), pages of files in use, and that the job's own
+peak varies by some 15 MiB from run to run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What every contestant is given alike."""
+class LimitTooLow(ForebayError, ValueError):  # noqa: N818 - named for what it is about
+    """The limit would kill the job even without a loader."""
 
-    images: Path
-    steps: int
-    batch_size: int
-    workers: int
-    budget_bytes: int
-    threads: int
-    seed: int = 0
-
-    @property
-    def batch_bytes(self) -> int:
-        """The tensors of one batch: float32 pictures of 3x224x224 and int64 labels."""
-        return self.batch_size * (PICTURE_BYTES + LABEL_BYTES)
+    def __init__(self, limit_bytes: int, need_bytes: int) -> None:
+        super().__init__(
+            f"The limit of {format_bytes(limit_bytes)} is below the {format_bytes(need_bytes)} "
+            "that the job needs without any loader. Nothing was run under it. Raise --limit, "
+            "or lower --batch-size."
+        )
+        self.limit_bytes, self.need_bytes = limit_bytes, need_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of training: when it ended, its loss, how long it waited for its batch."""
+class JobDoesNotRun(ForebayError, RuntimeError):  # noqa: N818
+    """The job fails already without a loader."""
 
-    t_s: float
-    number: int
-    loss: float
-    wait_s: float
+    def __init__(self, why: object) -> None:
+        super().__init__(
+            f"The job does not run even without a loader ({why}). Nothing was compared."
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """All steps were done; `digest` is equal for equal batches."""
+class Entry:
+    """One contestant: how it fared under the limit, and the run that its figures are from.
 
-    digest: str
-    stats: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """The kernel killed a process of the group at its limit, and the job did not survive it."""
-
-    oom_kills: int
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The job ended early for another reason; `why` holds the last lines it wrote."""
-
-    why: str
-
-
-Ending = Finished | Killed | Broken
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One contestant's process from start to end, as reported by it and read from outside."""
-
-    contestant: str
-    limit_bytes: int | None
-    marks: dict[str, float]
-    steps: tuple[Step, ...]
-    trace: Trace
-    ending: Ending
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What a run comes to. None where the run was too short to say.
-
-    `first_batch_s` includes starting the workers. `waited_s` and
-    `images_per_s` leave it out: a real run is longer than this one.
+    `measured` is the run under the limit, or, where that one was killed, the
+    one without limit.
     """
 
-    steps: int
-    images_per_s: float | None
-    first_batch_s: float | None
-    waited_s: float
+    name: str
+    title: str
+    limited: Run
+    measured: Run
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """All that was measured. `unenforced` says why no limit could be set; None if one was."""
+
+    job: Job
     own_need_bytes: int
-    footprint_bytes: int
-    workers_anon_bytes: int
-    shmem_bytes: int
-    main_growth_bytes: int
-    final_loss: float | None
+    limit_bytes: int
+    unenforced: str | None
+    entries: tuple[Entry, ...]
 
 
-def run_contestant(
-    contestant: str,
-    job: Job,
-    group: MemoryGroup | None,
-    on_step: Callable[[Step, int], None] | None = None,
-) -> Run:
-    """Run one contestant to its end. `group` must be open; None measures the process tree.
+class Audience(Protocol):
+    """Is told how it goes; called from the thread that holds the contest."""
 
-    Nothing of it is left when this returns or raises, KeyboardInterrupt too.
+    def starts(self, title: str, steps: int) -> None:
+        """A run begins, of so many steps (0: one without a loader)."""
+
+    def steps(self, step: Step, held_bytes: int) -> None:
+        """A step ended, and the whole job holds so much now."""
+
+    def ends(self, run: Run) -> None:
+        """The run that began last is over."""
+
+
+def hold_contest(job: Job, limit_bytes: int | None, audience: Audience) -> Contest:
+    """Run every contestant; takes minutes.
 
     Args:
-        contestant: a name in `CONTESTANTS`, or "none" for the job without a loader.
-        job: what to do.
-        group: entered by the process before it starts.
-        on_step: called with each step and the bytes that the job holds at that moment.
+        job: what each of them does.
+        limit_bytes: for the whole job; None for its own need + the budget + `SLACK_BYTES`.
+        audience: is told how it goes.
+
+    Raises:
+        JobDoesNotRun: the job fails without a loader.
+        LimitTooLow: `limit_bytes` cannot even hold the job without a loader.
     """
-    marks: dict[str, float] = {}
-    steps: list[Step] = []
-    finished: Finished | None = None
-    with ExitStack() as stack:
-        errors = stack.enter_context(tempfile.TemporaryFile())
-        child = stack.enter_context(_started(_command(contestant, job), group, errors))
-        stack.callback(_end_all, child, group)
-        sampler = stack.enter_context(Sampler(child.pid, group))
-        for event in _events(child):
-            match event.pop("event"):
-                case "mark":
-                    marks[event["name"]] = event["t_s"]
-                case "step":
-                    steps.append(Step(**event))
-                    if on_step is not None:
-                        on_step(steps[-1], _held_now(sampler))
-                case "end":
-                    marks["end"] = event["t_s"]
-                    finished = Finished(event["digest"], event["stats"])
-        status = child.wait()
-        ending = finished or _early_end(status, group, errors)
-        trace = sampler.trace()
-    limit_bytes = None if group is None else group.limit_bytes
-    return Run(contestant, limit_bytes, marks, tuple(steps), trace, ending)
+    unenforced = why_no_group()
+    open_group = _open_group if unenforced is None else _open_nothing
+    need_bytes = _own_need_bytes(job, open_group, audience)
+    if limit_bytes is None:
+        limit_bytes = need_bytes + job.budget_bytes + SLACK_BYTES
+    if limit_bytes <= need_bytes + job.batch_bytes:
+        raise LimitTooLow(limit_bytes, need_bytes + job.batch_bytes)
+    entries = tuple(_enter(name, job, limit_bytes, open_group, audience) for name in CONTESTANTS)
+    return Contest(job, need_bytes, limit_bytes, unenforced, entries)
 
 
-def judge(run: Run, job: Job) -> Figures:
-    """The figures of a run: pure."""
-    baseline_s = run.marks.get("baseline", float("inf"))
-    end_s = run.marks.get("end", float("inf"))
-    warm_peak_bytes = run.trace.peak_bytes(run.marks.get("warmup", 0.0), baseline_s)
-    own_need_bytes = max(0, warm_peak_bytes - job.batch_bytes)
-    peak_bytes = run.trace.peak_bytes(baseline_s, end_s)
-    parts = [each for each in run.trace.parts if baseline_s <= each.t_s <= end_s]
-    warm_main = [each.main_anon_bytes for each in run.trace.parts if each.t_s < baseline_s]
-    main_peak_bytes = max((each.main_anon_bytes for each in parts), default=0)
-    shmem = (each.shmem_bytes for each in run.trace.samples if baseline_s <= each.t_s <= end_s)
-    last = run.steps[-SETTLED_STEPS:]
-    return Figures(
-        steps=len(run.steps),
-        images_per_s=_images_per_s(run.steps, job.batch_size),
-        first_batch_s=run.steps[0].wait_s if run.steps else None,
-        waited_s=sum(step.wait_s for step in run.steps[1:]),
-        own_need_bytes=own_need_bytes,
-        footprint_bytes=max(0, peak_bytes - own_need_bytes),
-        workers_anon_bytes=max((each.children_anon_bytes for each in parts), default=0),
-        shmem_bytes=max(shmem, default=0),
-        main_growth_bytes=max(0, main_peak_bytes - max(warm_main, default=main_peak_bytes)),
-        final_loss=sum(step.loss for step in last) / len(last) if last else None,
-    )
+def why_no_group() -> str | None:
+    """Why no memory group can be made here, with what to do; None where it can."""
+    try:
+        with MemoryGroup():
+            return None
+    except GroupUnavailable as error:
+        return str(error)
 
 
-def _images_per_s(steps: tuple[Step, ...], batch_size: int) -> float | None:
-    """Speed from the end of the first step to the end of the last."""
-    if len(steps) < 2:  # noqa: PLR2004 - two ends make one span
-        return None
-    return (len(steps) - 1) * batch_size / (steps[-1].t_s - steps[0].t_s)
+OpenGroup = Callable[[int | None], AbstractContextManager[MemoryGroup | None]]
 
 
-def _command(contestant: str, job: Job) -> list[str]:
-    options = {
-        "--contestant": contestant,
-        "--images": job.images,
-        "--steps": job.steps,
-        "--batch-size": job.batch_size,
-        "--workers": job.workers,
-        "--budget-bytes": job.budget_bytes,
-        "--threads": job.threads,
-        "--seed": job.seed,
-    }
-    pairs = (str(word) for pair in options.items() for word in pair)
-    return [sys.executable, "-m", "forebay.bench.demo_job", *pairs]
+def _open_group(limit_bytes: int | None) -> AbstractContextManager[MemoryGroup | None]:
+    return MemoryGroup(limit_bytes)
 
 
-def _started(
-    command: list[str], group: MemoryGroup | None, errors: IO[bytes]
-) -> subprocess.Popen[bytes]:
-    """The process, leader of a session of its own so that all of it can be ended."""
-    return subprocess.Popen(
-        command if group is None else group.enter_command(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        start_new_session=True,
-    )
+def _open_nothing(limit_bytes: int | None) -> AbstractContextManager[MemoryGroup | None]:  # noqa: ARG001
+    return nullcontext()
 
 
-def _end_all(child: subprocess.Popen[bytes], group: MemoryGroup | None) -> None:
-    """End the job and everything it started; calling it again does no harm."""
-    if group is not None:
-        group.kill()
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def _events(child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
-    """What the job reports, until it ends or has been silent for `SILENCE_S`.
-
-    Its end is noticed by its exit, not by end-of-file: workers that outlive a
-    killed training process hold the pipe open too.
-    """
-    assert child.stdout is not None
-    ended, wake = os.pipe()
-    threading.Thread(
-        target=_wake_at_exit, args=(child, wake), name="forebay-contest-exit", daemon=True
-    ).start()
-    waiting = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        selector.register(ended, selectors.EVENT_READ)
-        while ready := {key.fd for key, _ in selector.select(SILENCE_S)}:
-            if child.stdout.fileno() in ready:
-                text = os.read(child.stdout.fileno(), 1 << 16)
-                *lines, waiting = (waiting + text).split(b"\n")
-                yield from (json.loads(line) for line in lines)
-                if text:
-                    continue
-            break
-    os.close(ended)
-
-
-def _wake_at_exit(child: subprocess.Popen[bytes], wake: int) -> None:
-    child.wait()
-    os.close(wake)
-
-
-def _held_now(sampler: Sampler) -> int:
-    latest = sampler.latest()
-    return 0 if latest is None else latest.held_bytes
-
-
-def _early_end(status: int, group: MemoryGroup | None, errors: IO[bytes]) -> Killed | Broken:
-    oom_kills = 0 if group is None else group.read().oom_kills
-    if oom_kills:
-        return Killed(oom_kills)
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return Broken(f"exit status {status}: " + ("\n".join(lines[-6:]) or "it wrote nothing"))
-
-
-def without_loader(job: Job, group: MemoryGroup | None) -> int:
-    """The job's own need in bytes: measured by running it without a loader.
-
-    Also reads torch's libraries into the page cache once, so that no contestant
-    is charged for them.
-    """
-    run = run_contestant("none", job, group)
+def _own_need_bytes(job: Job, open_group: OpenGroup, audience: Audience) -> int:
+    """Also reads torch's libraries into the page cache, so no contestant is charged for them."""
+    audience.starts("the job without a loader", 0)
+    with open_group(None) as group:
+        run = run_contestant("none", job, group)
+    audience.ends(run)
     if not isinstance(run.ending, Finished):
-        raise RuntimeError(f"The job does not run even without a loader: {run.ending}")
+        raise JobDoesNotRun(run.ending)
     return judge(run, job).own_need_bytes
+
+
+def _enter(
+    name: str, job: Job, limit_bytes: int, open_group: OpenGroup, audience: Audience
+) -> Entry:
+    title = CONTESTANTS[name]
+    measured = limited = _run_once(name, title, job, open_group(limit_bytes), audience)
+    if isinstance(limited.ending, Killed):
+        measured = _run_once(name, f"{title}, no limit", job, open_group(None), audience)
+    return Entry(name, title, limited, measured, judge(measured, job))
+
+
+def _run_once(
+    name: str,
+    title: str,
+    job: Job,
+    opening: AbstractContextManager[MemoryGroup | None],
+    audience: Audience,
+) -> Run:
+    audience.starts(title, job.steps)
+    with opening as group:
+        run = run_contestant(name, job, group, audience.steps)
+    audience.ends(run)
+    return run
+
+
+def broken_entries(contest: Contest) -> tuple[Entry, ...]:
+    """Those that ended for a reason of their own: nothing can be said about them."""
+    return tuple(each for each in contest.entries if isinstance(each.measured.ending, Broken))
 
 
 def default_threads() -> int:

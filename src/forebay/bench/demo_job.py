@@ -4,7 +4,7 @@
 
 Covers: building the loader by its name, warming up, the training loop, and one
 JSON line on standard output for each step and each mark in time.
-Does not cover: the memory group it runs in, and judging it (contest.py).
+Does not cover: the memory group it runs in, and judging it (contestant.py, verdict.py).
 
 Warming up matters for what is measured. Before the mark `baseline` the job
 trains a few steps on one made-up batch, so model, gradients, optimizer and the
@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, final
 
 import torch
 from torch.nn import functional
@@ -57,7 +57,7 @@ def _torch_prefetch1_loader(dataset: PhotoDataset, options: argparse.Namespace) 
 
 
 def _forebay_loader(dataset: PhotoDataset, options: argparse.Namespace) -> Iterable[Batch]:
-    import forebay  # noqa: PLC0415 - the other contestants run without it
+    import forebay  # the other contestants run without it
 
     arguments = _shared_arguments(dataset, options)
     loader: Iterable[Batch] = forebay.DataLoader(
@@ -66,7 +66,7 @@ def _forebay_loader(dataset: PhotoDataset, options: argparse.Namespace) -> Itera
     return loader
 
 
-def _no_loader(dataset: PhotoDataset, options: argparse.Namespace) -> Iterable[Batch]:
+def _no_loader(_dataset: PhotoDataset, _options: argparse.Namespace) -> Iterable[Batch]:
     """Nothing to train on: what remains is the job's own need."""
     return ()
 
@@ -92,6 +92,7 @@ def _shared_arguments(dataset: PhotoDataset, options: argparse.Namespace) -> dic
     }
 
 
+@final
 class Reporter:
     """Writes one JSON line for each thing that happened, with the time it happened at."""
 
@@ -115,6 +116,7 @@ class Reporter:
         self._out.flush()
 
 
+@final
 class Training:
     """The model and one step of it."""
 

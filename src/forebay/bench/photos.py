@@ -29,6 +29,8 @@ import torch
 from PIL import Image, ImageStat
 from torch.utils.data import Dataset
 
+from forebay.errors import ForebayError
+
 if TYPE_CHECKING:
     from av import VideoFrame
 
@@ -65,15 +67,15 @@ CLIPS: Final = (
 )
 
 
-class PhotosUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, not a mistake
+class PhotosUnavailable(ForebayError, RuntimeError):  # noqa: N818 - a state of the machine, not a mistake
     """The photographs cannot be made; the text says what is missing and how to get it."""
 
 
-class ImageFolderError(ValueError):
+class ImageFolderError(ForebayError, ValueError):
     """The folder of images is not there, not a folder, or holds none."""
 
 
-class UnreadableImageError(ValueError):
+class UnreadableImageError(ForebayError, ValueError):
     """One file of the folder is no image that can be decoded; the text names it."""
 
 
@@ -105,7 +107,7 @@ def make_photos(cache_dir: Path, progress: Callable[[int, int], None] | None = N
     cache_dir.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix="photos-", dir=cache_dir))
     try:
-        _cut_all(clips, building, progress or (lambda done, total: None))
+        _cut_all(clips, building, progress or (lambda _done, _total: None))
         building.chmod(0o755)
         _rename_unless_there(building, target)
     finally:
@@ -146,9 +148,9 @@ def _cut_all(clips: dict[str, Path], folder: Path, progress: Callable[[int, int]
 
 def _decode(path: Path) -> Iterator[VideoFrame]:
     try:
-        import av  # noqa: PLC0415 - only the first run needs it
+        import av  # only the first run needs it
     except ImportError:
-        msg = 'Videos are decoded with av, not installed. Install it with: pip install "forebay[demo]"'
+        msg = 'Videos are decoded by av, not installed. Get it with: pip install "forebay[demo]"'
         raise PhotosUnavailable(msg) from None
     with av.open(str(path)) as container:
         yield from container.decode(video=0)

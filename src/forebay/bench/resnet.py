@@ -6,8 +6,8 @@ Does not cover: data (photos.py), the training loop (demo_job.py).
 He et al. 2016, "Deep residual learning for image recognition": basic blocks,
 batch norm, a projection where the shape changes. Two things differ from a
 ResNet-18, for speed and for a small memory of its own: one block a stage, and a
-stem that cuts 224 pixels into 28 patches of 8 at once. A step over 64 pictures then takes about 0.3 s of
-one core (measured on a virtual machine with two).
+stem that cuts 224 pixels into 28 patches of 8 at once. A step over 64 pictures
+then takes about 0.3 s of one core (measured on a virtual machine with two).
 """
 
 from __future__ import annotations
