@@ -14,7 +14,8 @@ OPEN: dict[str, str] = {
 }
 
 ABSTRACT_BASES = {"ABC", "Protocol", "TypedDict"}
-CLOSED_BASES = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}  # Python forbids to extend them
+# Python forbids to extend an enum; a named tuple is a value, and nobody extends one.
+CLOSED_BASES = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "NamedTuple"}
 VAGUE = {"manager", "handler", "helper", "helpers", "util", "utils", "base", "common", "misc"}
 
 
