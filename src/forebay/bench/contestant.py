@@ -62,10 +62,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """All steps were done; `digest` is equal for equal batches."""
+    """All steps were done; `digest` is equal for equal batches.
+
+    `oom_kills` above 0: the kernel killed workers, and the loader replaced them.
+    """
 
     digest: str
     stats: dict[str, Any] | None
+    oom_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ def run_contestant(
     """
     marks: dict[str, float] = {}
     steps: list[Step] = []
-    finished: Finished | None = None
+    report: tuple[str, dict[str, Any] | None] | None = None
     with ExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile())
         child = stack.enter_context(_started(_command(contestant, job), group, errors))
@@ -131,9 +135,15 @@ def run_contestant(
                         on_step(steps[-1], _held_now(sampler))
                 case "end":
                     marks["end"] = event["t_s"]
-                    finished = Finished(event["digest"], event["stats"])
+                    report = (event["digest"], event["stats"])
         status = child.wait()
-        ending = finished or _early_end(status, group, errors)
+        oom_kills = 0 if group is None else group.read().oom_kills
+        if report is not None:
+            ending: Ending = Finished(*report, oom_kills)
+        elif oom_kills:
+            ending = Killed(oom_kills)
+        else:
+            ending = Broken(f"exit status {status}: {_last_lines(errors)}")
         trace = sampler.trace()
     limit_bytes = None if group is None else group.limit_bytes
     return Run(contestant, limit_bytes, marks, tuple(steps), trace, ending)
@@ -212,10 +222,8 @@ def _held_now(sampler: Sampler) -> int:
     return 0 if latest is None else latest.held_bytes
 
 
-def _early_end(status: int, group: MemoryGroup | None, errors: IO[bytes]) -> Killed | Broken:
-    oom_kills = 0 if group is None else group.read().oom_kills
-    if oom_kills:
-        return Killed(oom_kills)
+def _last_lines(errors: IO[bytes]) -> str:
+    """The end of what the job wrote to standard error."""
     errors.seek(0)
     lines = errors.read().decode(errors="replace").strip().splitlines()
-    return Broken(f"exit status {status}: " + ("\n".join(lines[-6:]) or "it wrote nothing"))
+    return "\n".join(lines[-6:]) or "it wrote nothing"
