@@ -1,0 +1,198 @@
+"""Every error and warning text of forebay, read together in one place.
+
+Covers: the tree of errors and how each is worded. Does not cover: when one is raised.
+
+Each text has four parts: what happened (numbers with units), which rule or knob, what the
+loader did, what you can do. The facts are attributes too.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from forebay.units import ACCEPTED_FORMS, format_bytes
+
+
+class ForebayError(Exception):
+    """Whatever forebay itself refuses or reports. Errors of user code keep their own type."""
+
+
+class HoardingWarning(UserWarning):
+    """The consumer keeps batches; they were moved out of the loader's arena."""
+
+
+class BudgetWarning(UserWarning):
+    """The loader runs with less than was asked for, or cannot measure what it promises."""
+
+
+class InvalidBudget(ForebayError, ValueError):  # noqa: N818 - named for what it is about
+    """`memory_budget` has a value that names no budget."""
+
+    def __init__(self, value: object, why: str) -> None:
+        super().__init__(
+            f"memory_budget={value!r} names no budget: {why}. "
+            f"The loader was not made. Give {ACCEPTED_FORMS}."
+        )
+        self.value = value
+
+
+class InvalidBudgetType(ForebayError, TypeError):  # noqa: N818
+    """`memory_budget` is of a type that names no budget."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(
+            f"memory_budget={value!r} is of type {type(value).__name__}, which names no budget. "
+            f"The loader was not made. Give {ACCEPTED_FORMS}."
+        )
+        self.value = value
+
+
+class InvalidOption(ForebayError, ValueError):  # noqa: N818
+    """One of forebay's own keywords has a value outside its closed set."""
+
+    def __init__(self, name: str, value: object, accepted: tuple[object, ...]) -> None:
+        forms = ", ".join(repr(form) for form in accepted)
+        super().__init__(
+            f"{name}={value!r} is not one of {forms}. The loader was not made. Give one of these."
+        )
+        self.name, self.value, self.accepted = name, value, accepted
+
+
+class BudgetTooSmall(ForebayError, ValueError):  # noqa: N818
+    """The budget cannot hold what the smallest running loader needs.
+
+    Attributes:
+        budget_bytes: The budget that was given.
+        needed_bytes: The smallest budget that works.
+        workers_bytes: What the workers and their template take of it.
+        batch_bytes: One batch, or 0 while none was seen.
+    """
+
+    def __init__(
+        self, budget_bytes: int, workers_bytes: int, batch_bytes: int, batch_size: int | None
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.workers_bytes = workers_bytes
+        self.batch_bytes = batch_bytes
+        self.needed_bytes = workers_bytes + batch_bytes
+        parts = f"one worker with its template takes {format_bytes(workers_bytes)}"
+        if batch_bytes:
+            parts += f" and one batch {format_bytes(batch_bytes)}"
+        super().__init__(
+            f"memory_budget is {format_bytes(budget_bytes)}, but {parts}. "
+            "The budget must hold both. No batch was delivered. "
+            f"Raise the budget to {format_bytes(self.needed_bytes)} or more"
+            f"{_smaller_batch(budget_bytes - workers_bytes, batch_bytes, batch_size)}"
+            ", or use num_workers=0, which needs no worker."
+        )
+
+
+class BatchExceedsBudget(ForebayError, RuntimeError):  # noqa: N818
+    """One batch is larger than all that the budget leaves for batches.
+
+    Attributes:
+        serial: Number of the batch within the epoch, from 0.
+        batch_bytes: What it needs.
+        budget_bytes: The budget.
+        available_bytes: What the budget leaves for batches beside the workers.
+    """
+
+    def __init__(
+        self,
+        serial: int,
+        batch_bytes: int,
+        budget_bytes: int,
+        available_bytes: int,
+        batch_size: int | None,
+    ) -> None:
+        self.serial = serial
+        self.batch_bytes = batch_bytes
+        self.budget_bytes = budget_bytes
+        self.available_bytes = available_bytes
+        needed = batch_bytes + budget_bytes - available_bytes
+        super().__init__(
+            f"batch {serial:,} needs {format_bytes(batch_bytes)}, but memory_budget is "
+            f"{format_bytes(budget_bytes)} and leaves {format_bytes(max(available_bytes, 0))} for "
+            "batches beside the workers. A batch must fit alone. It was dropped; iteration can "
+            f"go on with the next. Raise the budget to {format_bytes(needed)} or more"
+            f"{_smaller_batch(available_bytes, batch_bytes, batch_size)}."
+        )
+
+
+def _smaller_batch(room_bytes: int, batch_bytes: int, batch_size: int | None) -> str:
+    if not batch_bytes or not batch_size or batch_size < 2:  # noqa: PLR2004 - nothing to lower
+        return ""
+    fits = batch_size * max(room_bytes, 0) // batch_bytes
+    return f", or lower batch_size from {batch_size} to {fits}" if fits >= 1 else ""
+
+
+class WorkerDied(ForebayError, RuntimeError):  # noqa: N818
+    """A worker process ended although nobody asked it to.
+
+    Attributes:
+        pid: Its process id.
+        exit_code: As `multiprocessing` has it: negative for a signal.
+        indices: What it was working on, or None.
+    """
+
+    def __init__(self, pid: int, exit_code: int | None, indices: object = None) -> None:
+        self.pid, self.exit_code, self.indices = pid, exit_code, indices
+        super().__init__(f"{_torchs_sentence(pid, exit_code)}{_working_on(indices)}")
+
+
+def _torchs_sentence(pid: int, exit_code: int | None) -> str:
+    """torch's own words, which tools and tests look for."""
+    if exit_code is None:
+        return f"DataLoader worker (pid(s) {pid}) exited unexpectedly. "
+    if exit_code >= 0:
+        return (
+            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {exit_code}. "
+            "Details are lost due to multiprocessing. Rerunning with num_workers=0 may give "
+            "better error trace. "
+        )
+    name = signal.strsignal(-exit_code) or f"signal {-exit_code}"
+    text = f"DataLoader worker (pid {pid}) is killed by signal: {name}. "
+    if -exit_code == signal.SIGKILL:
+        text += "Usually that is the kernel's out-of-memory killer: see dmesg. "
+    return text
+
+
+def _working_on(indices: object) -> str:
+    if indices is None:
+        return "The epoch ends here."
+    text = repr(indices)
+    if len(text) > 200:  # noqa: PLR2004 - two lines of a terminal
+        text = text[:200] + "..."
+    return f"It was to make the batch of indices {text}. The epoch ends here."
+
+
+class NestedLoader(ForebayError, RuntimeError):  # noqa: N818
+    """A loader with workers was iterated where no process may be started."""
+
+    def __init__(self, name: str, num_workers: int) -> None:
+        super().__init__(
+            f"num_workers={num_workers}, but {name} is a daemonic process (a loader's worker is "
+            "one), and such a process may not start others. Nothing was started. Give the inner "
+            "loader num_workers=0, or start its process with daemon=False."
+        )
+
+
+class ForeignProcess(ForebayError, RuntimeError):  # noqa: N818
+    """An iterator was carried into a forked child and used there."""
+
+    def __init__(self, owner_pid: int, pid: int) -> None:
+        super().__init__(
+            f"this iterator belongs to process {owner_pid}, but next() was called in its child "
+            f"{pid}. Workers answer only the process that started them. Nothing was taken. "
+            "Iterate in the parent, or make a new iterator in the child with iter(loader)."
+        )
+
+
+class WorkersUnavailable(ForebayError, RuntimeError):  # noqa: N818
+    """The process that workers are forked from could not start or has ended."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the workers' template process {what}. No worker can be started without it. "
+            "The epoch ends here. Look above for its own error, or use num_workers=0."
+        )

@@ -1,0 +1,1 @@
+"""When: tickets in order, admission, assignment, reordering, delivery."""

@@ -1,0 +1,496 @@
+"""One iterator's machinery, put together: arena, crew, ledger, scheduler, clock.
+
+Covers: building it from a loader's settings, taking the next batch, accounting for it, and
+ending it. Does not cover: torch's iterator protocol (iterator.py).
+
+Order of locks: there is one, `_lock`. It guards all of the scheduler's state and is held
+for arithmetic and short system calls, and by the consumer while it waits in `next`.
+Finalisers take none: they append to a queue.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import warnings
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import psutil
+
+from forebay.errors import (
+    BudgetTooSmall,
+    ForeignProcess,
+    HoardingWarning,
+)
+from forebay.events import LoaderStats
+from forebay.flow.controller import Clock, Pace
+from forebay.flow.order import Order
+from forebay.flow.scheduler import End, Inline, Refused, Scheduler, Settings
+from forebay.memory.ledger import Ledger
+from forebay.memory.planner import (
+    PARKED_BYTES,
+    WORKER_BYTES,
+    ZYGOTE_BYTES,
+    CrewPlan,
+    TooSmall,
+    plan_crew,
+    split_streams,
+)
+from forebay.memory.probe import Probe
+from forebay.transport.arena import Arena
+from forebay.transport.codec import decode
+from forebay.transport.lease import Lender, Ready
+from forebay.units import GIB, MIB, format_bytes
+from forebay.workers.crew import Crew
+from forebay.workers.messages import Failed
+from forebay.workers.streams import mix_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from forebay.workers.job import Job
+
+_WAIT_S = 1.0
+"""Longest single wait in `next`: then the clock's work is done in passing."""
+
+_BLOCKED_WAIT_S = 0.02
+"""The same while a view that dies in another thread may be what is waited for."""
+
+_LONE_S = 2.0
+"""After so long without a word or CPU use, a lone fetch may be waiting for another stream
+(datasets may hold a barrier over all workers): one more is let in."""
+
+_HOARD_BYTES = 64 * MIB
+"""Kept heap copies below this are nobody's worry."""
+
+_RESERVE_FACTOR = 4
+"""Address space of the arena, in budgets: addresses are free, and fragments need some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an engine is built from.
+
+    Attributes:
+        budget_bytes: All that may exist because of the loader.
+        limit_source: Which limit the budget was taken from; empty for a fixed size.
+        lead: Batches that torch draws ahead.
+        most_ahead: Most batches in flight or waiting.
+        may_run_ahead: Whether small batches may be ordered further ahead than that.
+        draws_strictly: See `Order`.
+        in_order: torch's.
+        batch_size: For messages.
+        may_merge: Whether streams may share a process.
+        is_bound: Whether batch i is made by stream i mod W.
+        max_workers, max_tokens: Upper bounds set by tests; None for none.
+    """
+
+    budget_bytes: int
+    limit_source: str
+    lead: int
+    most_ahead: int
+    may_run_ahead: bool
+    draws_strictly: bool
+    in_order: bool
+    batch_size: int | None
+    may_merge: bool
+    is_bound: bool
+    max_workers: int | None
+    max_tokens: int | None
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """An orderly end, exit functions included, for iterators that live until the end."""
+    for engine in list(_engines):
+        engine.close()
+
+
+@final
+class Legacy:
+    """What an engine leaves to its loader when it ends: its last words."""
+
+    def __init__(self) -> None:
+        self.stats: LoaderStats | None = None
+        self.lines: list[str] = []
+
+
+@final
+class Engine:
+    """Makes one iterator's batches.
+
+    Raises:
+        BudgetTooSmall: Not even one worker fits.
+        NestedLoader: This process may not start others.
+    """
+
+    def __init__(self, plan: Plan, job: Job, context: Any, legacy: Legacy) -> None:
+        crew_plan = _plan_crew(plan, job.num_streams)
+        self._legacy = legacy
+        self._plan = plan
+        self._job = job
+        self.crew_plan = crew_plan
+        self._owner_pid = os.getpid()
+        self._lock = threading.Lock()
+        self._probe = Probe()
+        self._pace = Pace()
+        self._is_closed = False
+        self._away_s = 0.0
+        self._lone_cpu_s = 0.0
+        self._lone_since_s = time.monotonic()
+        self.arena = Arena(_reserve_bytes(plan.budget_bytes, self._probe))
+        self.lender = Lender(self.arena)
+        self.ledger = Ledger(plan.budget_bytes)
+        parked = max(0, crew_plan.workers - crew_plan.tokens)
+        self.ledger.workers_bytes = (
+            ZYGOTE_BYTES + crew_plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
+        )
+        self.crew = Crew(
+            context, job, self.arena, split_streams(job.num_streams, crew_plan.workers)
+        )
+        self.scheduler = Scheduler(
+            self.crew, self.arena, self.lender, self.ledger, _make_order(plan, job),
+            _make_settings(plan, job, crew_plan),
+        )  # fmt: skip
+        self._stats = _Tally()
+        self._has_warned_hoarding = False
+        _engines.add(self)
+        self._clock = Clock(self)
+
+    # -- the consumer's side ------------------------------------------------------------------
+
+    def start_epoch(self, sampler: Iterator[Any], *, is_first: bool) -> None:
+        """Draw the first tickets and hand them out."""
+        with self._lock:
+            self.scheduler.start_epoch(sampler, is_first=is_first)
+
+    def take(self, timeout_s: float) -> Any:
+        """The next batch.
+
+        Args:
+            timeout_s: As torch's `timeout`; 0 waits for ever.
+
+        Raises:
+            StopIteration: The epoch is over.
+            RuntimeError: torch's own sentence, after `timeout_s`.
+            Exception: What the user's code raised in the worker.
+        """
+        self._refuse_foreign()
+        with self._lock:
+            landed, waited_s = self._wait(timeout_s)
+            if isinstance(landed, End):
+                raise StopIteration
+            self.scheduler.note_delivery(had_to_wait=waited_s > 0)
+            try:
+                head, buffers = self._open(landed)
+            finally:
+                self.scheduler.dispatch()
+                self._away_s = time.monotonic()
+        batch = decode(head, buffers)
+        self._stats.note(buffers, waited_s)
+        return batch
+
+    def _refuse_foreign(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise ForeignProcess(self._owner_pid, os.getpid())
+
+    def _wait(self, timeout_s: float) -> tuple[Any, float]:
+        scheduler = self.scheduler
+        scheduler.listen(0)
+        landed = scheduler.try_next()
+        if landed is not None:
+            return landed, 0.0
+        began = time.monotonic()
+        scheduler.dispatch()
+        scheduler.note_wait()
+        while True:
+            scheduler.listen(self._choose_wait(began, timeout_s))
+            landed = scheduler.try_next()
+            now = time.monotonic()
+            if landed is not None:
+                return landed, now - began
+            if timeout_s > 0 and now - began >= timeout_s:
+                message = f"DataLoader timed out after {timeout_s} seconds"
+                raise RuntimeError(message)
+            scheduler.dispatch()
+            self._look_after(now)
+
+    def _choose_wait(self, began_s: float, timeout_s: float) -> float:
+        wait = _BLOCKED_WAIT_S if self.scheduler.is_blocked else _WAIT_S
+        if timeout_s > 0:
+            wait = min(wait, max(0.0, began_s + timeout_s - time.monotonic()))
+        return wait
+
+    def _open(self, landed: Any) -> tuple[bytes, list[object]]:
+        """J: what the batch is rebuilt from; its block is lent, or copied and free again."""
+        if isinstance(landed, Inline):
+            return landed.head, list(landed.buffers)
+        if isinstance(landed, Failed):
+            landed.error.reraise()
+        if isinstance(landed, Refused):
+            raise landed.error
+        assert isinstance(landed, Ready)
+        return self._lend(landed)
+
+    def _lend(self, ready: Ready) -> tuple[bytes, list[object]]:
+        head = ready.head
+        if ready.head_in_block:
+            offset, length = ready.spans[-1]
+            head = bytes(memoryview(self.arena.mapping)[offset : offset + length])
+            ready = Ready(head, ready.spans[:-1], ready.block)
+        if self.scheduler.should_copy_out(ready):
+            buffers = self.lender.copy_out(ready)
+            self._warn_of_hoarding()
+        else:
+            buffers = self.lender.lend(ready)
+        return head, buffers
+
+    def _warn_of_hoarding(self) -> None:
+        kept = self.lender.copied_bytes
+        if kept < _HOARD_BYTES or self._has_warned_hoarding:
+            return
+        self._has_warned_hoarding = True
+        warnings.warn(
+            f"the training code keeps delivered batches: {format_bytes(kept)} were copied out of "
+            f"the loader's budget of {format_bytes(self.ledger.budget_bytes)} to the heap of this "
+            "process and no longer count against it. If that is not meant, keep batch.clone() of "
+            "the parts that you need, or drop batches after use.",
+            HoardingWarning,
+            stacklevel=5,
+        )
+
+    # -- the clock's side ----------------------------------------------------------------------
+
+    def try_tick(self, listen_s: float) -> bool:
+        """Pump once if the consumer is away. Returns whether it was, and may be pumped again."""
+        if os.getpid() != self._owner_pid or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._is_closed:
+                return False
+            now = time.monotonic()
+            if now - self._away_s < listen_s:
+                self._look_after(now)
+                return False
+            self.scheduler.listen(0)
+            self.scheduler.dispatch()
+            self._look_after(now)
+        finally:
+            self._lock.release()
+        return False
+
+    def _look_after(self, now_s: float) -> None:
+        """What is to be done now and then, by whoever holds the lock."""
+        if self._pace.is_due():
+            self.read_memory()
+        if self.scheduler.waits_for_token and now_s - self.scheduler.heard_s > _LONE_S:
+            self._rescue_lone_fetch(now_s)
+
+    def _rescue_lone_fetch(self, now_s: float) -> None:
+        cpu_s = _read_cpu_s(self.scheduler.busy_pids())
+        if cpu_s - self._lone_cpu_s > 0.1 * _LONE_S:  # it works: leave it alone
+            self._lone_cpu_s, self._lone_since_s = cpu_s, now_s
+        elif now_s - self._lone_since_s > _LONE_S:
+            self._lone_since_s = now_s
+            self.scheduler.add_token()
+
+    def read_memory(self) -> None:
+        """One full reading of the processes: replaces the ledger's guess of the workers."""
+        began = time.perf_counter()
+        reading = self._probe.read_footprint(self._owner_pid, [self.crew.zygote_pid])
+        self._pace.note(time.perf_counter() - began)
+        if not reading.pids:
+            return
+        making = self.ledger.promised_bytes
+        self._stats.workers_bytes = reading.workers_bytes
+        # Busy workers' makings are in the reading and promised as well: count them once.
+        self.ledger.workers_bytes = max(0, reading.workers_bytes - making)
+        self._stats.note_footprint(reading.workers_bytes + self.arena.read_resident_bytes())
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    def read_stats(self) -> LoaderStats:
+        """The state now; for any thread."""
+        with self._lock:
+            if not self._is_closed:
+                self.lender.settle()
+                self.read_memory()
+            return self._compose_stats()
+
+    def _compose_stats(self) -> LoaderStats:
+        arena_bytes = 0 if self._is_closed else self.arena.read_resident_bytes()
+        sizes = self.scheduler.sizes.estimate_next()
+        tally = self._stats
+        footprint = tally.workers_bytes + arena_bytes
+        return LoaderStats(
+            batches=tally.batches,
+            samples=tally.batches * (self._plan.batch_size or 1),
+            delivered_bytes=tally.bytes,
+            consumer_wait_s=tally.wait_s,
+            budget_bytes=self.ledger.budget_bytes,
+            footprint_bytes=footprint,
+            peak_footprint_bytes=max(tally.peak_bytes, footprint),
+            arena_bytes=arena_bytes,
+            workers_private_bytes=tally.workers_bytes,
+            in_flight_bytes=self.scheduler.in_flight_bytes,
+            held_by_consumer_bytes=self.lender.lent_bytes + self.lender.copied_bytes,
+            workers=sum(not worker.has_ended for worker in self.crew.workers),
+            window_bytes=self.scheduler.window.width * sizes,
+        )
+
+    def explain(self) -> list[str]:
+        """Sentences on where the bytes are and why it runs as it runs."""
+        stats = self.read_stats()
+        with self._lock:
+            return self._compose_lines(stats)
+
+    def _compose_lines(self, stats: LoaderStats) -> list[str]:
+        scheduler = self.scheduler
+        source = f" ({self._plan.limit_source})" if self._plan.limit_source else ""
+        lines = [
+            f"budget {format_bytes(stats.budget_bytes)}{source}; footprint now "
+            f"{format_bytes(stats.footprint_bytes)}, peak {format_bytes(stats.peak_footprint_bytes)}",
+            f"  workers and their template: {format_bytes(stats.workers_private_bytes)} "
+            f"({stats.workers} worker(s) for {self._job.num_streams} stream(s), "
+            f"{scheduler.tokens} fetch(es) at once, start method {self.crew.start_method})",
+            f"  arena: {format_bytes(stats.arena_bytes)} resident, of it "
+            f"{format_bytes(stats.in_flight_bytes)} in flight or waiting, "
+            f"{format_bytes(self.lender.lent_bytes)} lent to the consumer",
+            f"window: {scheduler.window.width} batch(es) of about "
+            f"{format_bytes(scheduler.sizes.estimate_next())}, at most {scheduler.window.most}; "
+            "it widens only while the consumer waits and a worker idles",
+            f"making a batch takes {format_bytes(scheduler.makings.estimate_next())} beside its "
+            "result at its peak",
+            f"delivered {stats.batches:,} batch(es), {format_bytes(stats.delivered_bytes)}; the "
+            f"consumer waited {stats.consumer_wait_s:.1f} s",
+        ]
+        return lines + self._explain_oddities()
+
+    def _explain_oddities(self) -> list[str]:
+        lines = []
+        if self.crew_plan.because:
+            lines.append(self.crew_plan.because)
+        hatched = self.crew.hatched
+        if hatched is not None and not hatched.shares_dataset:
+            lines.append(
+                "each worker unpickled the dataset for itself: unpickling it made "
+                + "; ".join(hatched.found)
+                + ", which forked workers would share"
+            )
+        if self.scheduler.evictions:
+            lines.append(
+                f"{self.scheduler.evictions} ready batch(es) went to disk and back, so that the "
+                "next one always had room"
+            )
+        if self.lender.copied_bytes:
+            lines.append(
+                f"the consumer keeps {format_bytes(self.lender.copied_bytes)} of copied-out batches"
+            )
+        if self.lender.lost_bytes:
+            lines.append(
+                f"{format_bytes(self.lender.lost_bytes)} are never used again: the training code "
+                "forked while batches were in its hands"
+            )
+        lines += [f"not measured: {reason}" for reason in sorted(self._probe.degraded)]
+        return lines
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all processes and let go of everything. Delivered batches stay valid."""
+        if os.getpid() != self._owner_pid or self._is_closed:
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self.read_memory()
+            self._legacy.stats = self._compose_stats()
+            self._legacy.lines = self._compose_lines(self._legacy.stats)
+            self._is_closed = True
+            self.crew.retire()
+            self.scheduler.close()
+            self.arena.close()
+            _engines.discard(self)
+        self._clock.stop()
+
+
+@final
+class _Tally:
+    """Counters of what was delivered."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.bytes = 0
+        self.wait_s = 0.0
+        self.workers_bytes = 0
+        self.peak_bytes = 0
+
+    def note(self, buffers: list[Any], waited_s: float) -> None:
+        self.batches += 1
+        self.bytes += sum(map(len, buffers))
+        self.wait_s += waited_s
+
+    def note_footprint(self, footprint_bytes: int) -> None:
+        self.peak_bytes = max(self.peak_bytes, footprint_bytes)
+
+
+def _plan_crew(plan: Plan, num_streams: int) -> CrewPlan:
+    planned = plan_crew(plan.budget_bytes, num_streams, may_merge=plan.may_merge)
+    if isinstance(planned, TooSmall):
+        raise BudgetTooSmall(plan.budget_bytes, planned.needed_bytes, 0, plan.batch_size)
+    workers = min(planned.workers, plan.max_workers or num_streams)
+    tokens = min(planned.tokens, plan.max_tokens or num_streams, workers)
+    return CrewPlan(workers, tokens, planned.because)
+
+
+def _make_order(plan: Plan, job: Job) -> Order:
+    seed_of: Callable[[int, int], int] | None = None
+    if job.seeding == "batch":
+        base_seed = job.base_seed
+
+        def seed_of(epoch: int, serial: int) -> int:
+            return mix_seed(base_seed, epoch, serial)
+
+    return Order(job.num_streams, is_bound=plan.is_bound, seed_of=seed_of)
+
+
+def _make_settings(plan: Plan, job: Job, crew_plan: CrewPlan) -> Settings:
+    return Settings(
+        num_streams=job.num_streams,
+        lead=plan.lead,
+        most_ahead=plan.most_ahead,
+        may_run_ahead=plan.may_run_ahead,
+        draws_strictly=plan.draws_strictly,
+        in_order=plan.in_order,
+        batch_size=plan.batch_size,
+        tokens=crew_plan.tokens,
+    )
+
+
+def _reserve_bytes(budget_bytes: int, probe: Probe) -> int:
+    """Addresses to reserve: several budgets, or half of what RLIMIT_AS leaves."""
+    wanted = max(budget_bytes * _RESERVE_FACTOR, GIB)
+    limit = probe.read_rlimits().address_space_bytes
+    if limit is None:
+        return wanted
+    statm = probe.read_statm()
+    free = limit - (statm.vm_bytes if statm else 0)
+    return max(min(wanted, budget_bytes, free // 2), MIB)
+
+
+def _read_cpu_s(pids: list[int]) -> float:
+    total = 0.0
+    for pid in pids:
+        try:
+            times = psutil.Process(pid).cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return total

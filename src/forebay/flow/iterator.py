@@ -1,0 +1,101 @@
+"""torch's iterator protocol over an engine.
+
+Covers: what frameworks and PyTorch's own tests expect of the object that `iter(loader)`
+gives. Does not cover: making batches (engine.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from forebay import torch_compat
+from forebay.flow.engine import Engine, Legacy, Plan
+from forebay.workers.crew import WorkerProcess
+from forebay.workers.job import Job
+from forebay.workers.streams import RandomState, mix_seed, seed_generators
+
+
+class _QuickNext:
+    """`__next__` without the profiler's record (15 us) while no profiler runs."""
+
+    def __next__(self) -> Any:
+        if torch_compat.is_profiling() or self._IterableDataset_len_called is not None:  # type: ignore[attr-defined]
+            return super().__next__()  # type: ignore[misc]
+        data = self._next_data()  # type: ignore[attr-defined]
+        self._num_yielded += 1  # type: ignore[attr-defined]
+        return data
+
+
+@final
+class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
+    """Batches from worker processes, within a byte budget.
+
+    One thread at a time may call `next`; others wait their turn. When the last reference
+    goes, so do the workers.
+    """
+
+    def __init__(
+        self, loader: Any, plan: Plan, make_job: Any, context: Any, legacy: Legacy
+    ) -> None:
+        super().__init__(loader)  # draws the base seed, decides on pinning, warns
+        self._is_over = False
+        self._engine = Engine(plan, make_job(self._base_seed), context, legacy)
+        self._reset(loader, first_iter=True)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._is_over = False
+        self._engine.start_epoch(self._sampler_iter, is_first=first_iter)
+
+    def _next_data(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        try:
+            batch = self._engine.take(self._timeout)
+        except StopIteration:
+            self._is_over = True
+            if not self._persistent_workers:
+                self._shutdown_workers()
+            raise
+        return torch_compat.pin_memory(batch) if self._pin_memory else batch
+
+    @property
+    def _workers(self) -> list[WorkerProcess]:
+        return self._engine.crew.workers
+
+    def _shutdown_workers(self) -> None:
+        self._engine.close()
+
+    def __del__(self) -> None:
+        engine = self.__dict__.get("_engine")
+        if engine is not None:
+            engine.close()
+
+
+@final
+class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
+    """torch's own single-process iterator, with batches seeded one by one if asked for."""
+
+    def __init__(self, loader: Any, seeding: str, note: Any) -> None:
+        super().__init__(loader)
+        self._seeding = seeding
+        self._note = note
+        self._main_state: RandomState | None = None
+
+    def _next_data(self) -> Any:
+        if self._seeding != "batch":
+            data = super()._next_data()
+        else:
+            data = self._next_seeded()
+        self._note(data)
+        return data
+
+    def _next_seeded(self) -> Any:
+        index = self._next_index()  # the sampler draws from main's generators
+        main = RandomState.take()
+        try:
+            seed_generators(mix_seed(self._base_seed, 0, self._num_yielded), 0)
+            data = self._dataset_fetcher.fetch(index)
+        finally:
+            main.put()
+        return torch_compat.pin_memory(data) if self._pin_memory else data

@@ -1,0 +1,114 @@
+"""Tickets: which batch is made from what, by which stream, in which order.
+
+Covers: numbering batches, tying them to streams by torch's rules, and when to draw from
+the sampler. Does not cover: when a ticket is dispatched (scheduler.py). Pure.
+
+torch draws from the sampler in the main process, `prefetch_factor x num_workers` batches
+ahead of the consumer. A sampler that shares a random generator with the training code
+feels when that happens, so it is drawn from at exactly torch's moments, unless it is known
+to draw from nothing shared; then small batches may be ordered further ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One batch to be made.
+
+    Attributes:
+        serial: Its number, counted over all epochs of the iterator.
+        stream: The logical worker that makes it; -1 when any may (`seeding="batch"`).
+        indices: What the sampler gave for it.
+        seed: Seeds the generators before the fetch, under `seeding="batch"`.
+    """
+
+    serial: int
+    stream: int
+    indices: Any
+    seed: int | None
+
+
+@final
+class Order:
+    """The tickets of one epoch after the other.
+
+    Args:
+        num_streams: torch's `num_workers`.
+        is_bound: Whether batch i belongs to stream i mod W (torch's rule).
+        seed_of: The seed of (epoch, serial within the epoch), or None.
+    """
+
+    def __init__(
+        self, num_streams: int, *, is_bound: bool, seed_of: Callable[[int, int], int] | None
+    ) -> None:
+        self._num_streams = num_streams
+        self._is_bound = is_bound
+        self._seed_of = seed_of
+        self._sampler: Iterator[Any] = iter(())
+        self._live = list(range(num_streams))
+        self._turn = 0
+        self._epoch = -1
+        self.first_serial = 0
+        """The first ticket of this epoch: batches of earlier ones are dropped."""
+        self.next_serial = 0
+        self.is_exhausted = True
+
+    @property
+    def drawn(self) -> int:
+        """Batches of this epoch drawn from the sampler so far."""
+        return self.next_serial - self.first_serial
+
+    def start_epoch(self, sampler: Iterator[Any]) -> None:
+        """Begin again, with every stream alive."""
+        self._sampler = sampler
+        self._live = list(range(self._num_streams))
+        self._turn = 0
+        self._epoch += 1
+        self.first_serial = self.next_serial
+        self.is_exhausted = False
+
+    def end_stream(self, stream: int) -> None:
+        """The iterable dataset of `stream` is exhausted: its turn is skipped from now on."""
+        if stream in self._live:
+            at = self._live.index(stream)
+            self._live.remove(stream)
+            if at < self._turn:
+                self._turn -= 1
+        if not self._live:
+            self.is_exhausted = True
+
+    def draw(self) -> Ticket | None:
+        """The next ticket; None when the epoch has no more.
+
+        Raises:
+            Exception: whatever the sampler raises.
+        """
+        if self.is_exhausted:
+            return None
+        try:
+            indices = next(self._sampler)
+        except StopIteration:
+            self.is_exhausted = True
+            return None
+        serial = self.next_serial
+        self.next_serial += 1
+        seed = None if self._seed_of is None else self._seed_of(self._epoch, serial - self.first_serial)
+        return Ticket(serial, self._next_stream(), indices, seed)
+
+    def _next_stream(self) -> int:
+        if not self._is_bound:
+            return -1
+        self._turn %= len(self._live)
+        stream = self._live[self._turn]
+        self._turn += 1
+        return stream
+
+
+def estimate_torchs_lead(prefetch_factor: int, num_streams: int) -> int:
+    """How many batches torch draws ahead of the consumer."""
+    return prefetch_factor * num_streams

@@ -1,0 +1,676 @@
+"""ticket -> grant -> assign -> reorder -> deliver: the mechanism.
+
+Covers: the way of a batch through main, letters A to K, and that it never stops. Does not
+cover: what should be (memory/policy.py, planner.py decide), or threads (controller.py).
+
+Everything here runs under the engine's lock, in whichever thread pumps: the consumer's
+while it waits in `next()`, the controller's while the consumer is away.
+
+*Liveness.* The batch that is delivered next may always be admitted. While it lacks memory
+nothing else is dispatched, and ready batches are evicted from the last one down. So the
+chain is: the head lacks memory -> others land -> they are evicted -> the head has memory.
+Only a head that does not fit beside what the consumer holds is refused, with numbers.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+from forebay.errors import BatchExceedsBudget, BudgetTooSmall, WorkerDied, WorkersUnavailable
+from forebay.memory.ledger import Ledger, Refusal
+from forebay.memory.planner import SizeHistory
+from forebay.memory.policy import Delivery, Window
+from forebay.transport.lease import Draft, Lender, Ready
+from forebay.transport.spill import Spilled, SpillFile
+from forebay.units import MIB
+from forebay.workers.messages import DISCARD, Done, Failed, Need, Resume, Room, StreamEnd, Task
+
+if TYPE_CHECKING:
+    from forebay.flow.order import Order, Ticket
+    from forebay.transport.arena import Arena
+    from forebay.workers.crew import Crew, Heard, WorkerProcess
+
+METER_EVERY_S = 0.05
+"""Metering a fetch costs 40 us in the worker: 0.1 % at this pace."""
+
+_METER_FIRST = 4
+"""Fetches of each worker that are metered in any case."""
+
+_TIGHT_BYTES = 128 * MIB
+"""Free bytes a stream below which the very first fetch runs alone: nothing is known yet."""
+
+RUN_AHEAD_BYTES = MIB
+_RUN_AHEAD_BATCHES = 64
+"""Small batches may run ahead up to so many bytes and so many for each stream: what costs
+there is waking each other up, not memory. 64 of 4 KB are a quarter of a MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one iterator's scheduler is told.
+
+    Attributes:
+        num_streams: torch's `num_workers`.
+        lead: Batches that torch draws ahead of the consumer.
+        most_ahead: Batches that may be in flight or waiting.
+        may_run_ahead: Whether small batches may be more, since the sampler draws from
+            nothing shared and workers do not outlive the epoch.
+        draws_strictly: Draw from the sampler at exactly torch's moments.
+        in_order: torch's `in_order`.
+        batch_size: For messages; None when batches are the sampler's.
+        tokens: Fetches at once.
+    """
+
+    num_streams: int
+    lead: int
+    most_ahead: int
+    may_run_ahead: bool
+    draws_strictly: bool
+    in_order: bool
+    batch_size: int | None
+    tokens: int
+
+
+@final
+class _Flight:
+    """A ticket that a worker has."""
+
+    __slots__ = ("draft", "need_bytes", "spare", "ticket", "worker")
+
+    def __init__(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
+        self.ticket = ticket
+        self.worker = worker
+        self.draft = draft
+        self.spare: Draft | None = None  # the first draft, when a larger one replaced it
+        self.need_bytes = 0  # above 0: the worker waits for so much
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A small batch that came in its message."""
+
+    head: bytes
+    buffers: tuple[bytearray, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A batch that cannot be had."""
+
+    error: BaseException
+
+
+@final
+class Skipped:
+    """A ticket of a stream that had ended: nothing to deliver."""
+
+
+@final
+class End:
+    """The epoch is over."""
+
+
+Landed: TypeAlias = Ready | Spilled | Inline | Failed | Refused | Skipped
+Delivered: TypeAlias = Ready | Spilled | Inline | Failed | Refused | End
+
+
+@final
+class _Load:
+    """What main knows of one worker's work."""
+
+    __slots__ = ("fetches", "flights", "metered_s")
+
+    def __init__(self) -> None:
+        self.flights: deque[int] = deque()
+        self.fetches = 0
+        self.metered_s = 0.0
+
+
+@final
+class Scheduler:
+    """One iterator's tickets on their way.
+
+    Fields, all under the engine's lock:
+        _pending: Drawn, not dispatched; in order.
+        _flights: Dispatched, not landed, by serial; stale ones of broken epochs too.
+        _landed: Landed, not delivered, by serial.
+        _head: The serial that is delivered next. No key of `_landed` is below it.
+        _lost: Set when a worker died; the head then fails once it cannot come any more.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        crew: Crew,
+        arena: Arena,
+        lender: Lender,
+        ledger: Ledger,
+        order: Order,
+        settings: Settings,
+    ) -> None:
+        self.crew, self.arena, self.lender, self.ledger = crew, arena, lender, ledger
+        self.order = order
+        self.settings = settings
+        self.sizes = SizeHistory()
+        self.makings = SizeHistory()
+        self.totals = SizeHistory()  # buffers of a batch, wherever they travel
+        self.window = Window(settings.num_streams, settings.most_ahead)
+        self.tokens = settings.tokens
+        self.spill = SpillFile()
+        self.evictions = 0
+        self.delivered = 0  # in this epoch, failed ones too
+        self.in_flight_bytes = 0
+        self._pending: deque[Ticket] = deque()
+        self._flights: dict[int, _Flight] = {}
+        self._landed: dict[int, Landed] = {}
+        self._arrived: deque[int] = deque()  # serials in order of landing, for in_order=False
+        self._head = 0
+        self._lost: BaseException | None = None
+        self._loads = {worker.number: _Load() for worker in crew.workers}
+        self._worker_of = {s: worker for worker in crew.workers for s in worker.streams}
+        self._turn = 0
+        self._ended_streams: set[int] = set()
+        self._had_idle_worker = False
+        self._is_blocked = False
+        self._is_slow_start = True
+        self._poller = select.poll()
+        crew.register(self._poller)
+        self._unsent: set[WorkerProcess] = set()
+        self._closures = crew.closures
+        self.heard_s = time.monotonic()
+
+    # -- epochs -----------------------------------------------------------------------------
+
+    def start_epoch(self, sampler: Any, *, is_first: bool) -> None:
+        """Begin an epoch; what is left of a broken one is run, as torch runs it, and dropped."""
+        if not is_first:
+            self._discard_rest()
+            for worker in self.crew.workers:
+                self.crew.tell(worker, Resume())
+        self.order.start_epoch(sampler)
+        self._head = self.order.first_serial
+        self._ended_streams.clear()
+        self.delivered = 0
+        self._draw_up_to(self.settings.lead)
+        self.dispatch()
+
+    def _discard_rest(self) -> None:
+        """Have workers do what torch's would have done ahead of the consumer.
+
+        Streams run on over epochs, so the batches that torch makes in vain count: their
+        random numbers are used up.
+        """
+        self._draw_up_to(self.delivered + self.settings.lead)
+        for landed in self._landed.values():
+            self._drop_landed(landed)
+        self._landed.clear()
+        self._arrived.clear()
+        for ticket in self._pending:
+            if ticket.stream < 0:
+                continue  # seeded by itself: making it in vain would change nothing
+            worker = self._worker_of[ticket.stream]
+            task = Task(ticket.serial, ticket.stream, ticket.indices, ticket.seed, 0, DISCARD, False)
+            self._note_flight(_Flight(ticket, worker, None))
+            self._tell(worker, task)
+        self._pending.clear()
+        for flight in list(self._flights.values()):
+            if flight.need_bytes:
+                self._deny(flight)
+
+    def _drop_landed(self, landed: Landed) -> None:
+        if isinstance(landed, Ready):
+            self.in_flight_bytes -= landed.block.capacity_bytes
+            self.arena.drop(landed.block)
+        elif isinstance(landed, Spilled):
+            self.spill.forget(landed)
+
+    # -- A: tickets ---------------------------------------------------------------------------
+
+    def _draw_up_to(self, count: int) -> None:
+        while self.order.drawn < count:
+            ticket = self.order.draw()
+            if ticket is None:
+                return
+            self._pending.append(ticket)
+
+    def _peek_ticket(self) -> Ticket | None:
+        if not self._pending and not self.settings.draws_strictly:
+            self._draw_up_to(self.order.drawn + 1)
+        return self._pending[0] if self._pending else None
+
+    # -- B to E: admit, place, assign -----------------------------------------------------------
+
+    def dispatch(self) -> None:
+        """Hand out as many tickets as window, tokens and memory allow."""
+        self._is_blocked = False
+        if self._lost is not None or not self._serve_needs():
+            return
+        while len(self._flights) + len(self._landed) < self.window.width:
+            ticket = self._peek_ticket()
+            if ticket is None:
+                break
+            worker = self._choose_worker(ticket)
+            if worker is None or not self._try_dispatch(ticket, worker):
+                break
+
+    def _choose_worker(self, ticket: Ticket) -> WorkerProcess | None:
+        """Who may make `ticket` now; None when nobody may."""
+        worker = self._worker_of[ticket.stream] if ticket.stream >= 0 else self._pick_worker()
+        if worker is None:
+            return None
+        if self._loads[worker.number].flights or self._count_busy() < self._tokens_now():
+            return worker
+        return None
+
+    def _pick_worker(self) -> WorkerProcess | None:
+        """For tickets bound to no stream: in turn, and nobody more than its share (torch's rule)."""
+        live = [
+            worker
+            for worker in self.crew.workers
+            if not worker.has_ended and not self._ended_streams.issuperset(worker.streams)
+        ]
+        if not live:
+            return None
+        share = max(1, self.window.width // len(live))
+        for step in range(len(live)):
+            worker = live[(self._turn + step) % len(live)]
+            if len(self._loads[worker.number].flights) < share:
+                self._turn = (self._turn + step + 1) % len(live)
+                return worker
+        return None
+
+    def _count_busy(self) -> int:
+        return sum(1 for load in self._loads.values() if load.flights)
+
+    def _tokens_now(self) -> int:
+        if self._is_slow_start and not self.sizes.seen and self.ledger.free_bytes < _TIGHT_BYTES * self.settings.num_streams:
+            return 1  # slow start: the first fetch shows what fetches cost
+        return self.tokens
+
+    def _try_dispatch(self, ticket: Ticket, worker: WorkerProcess) -> bool:
+        size = self.sizes.estimate_next()
+        if not self._admit(worker, size):
+            if not self._is_next(ticket.serial) or self._flights:
+                self._is_blocked = True
+                return False
+            # The head waits for nothing but memory: it is made without a block, asks for
+            # what it needs, and is then served before all others.
+            self._make_room(size)
+            if not self._admit(worker, size):
+                self.ledger.force(worker.number, self.makings.estimate_next())
+                size = 0
+        draft = self._place(size) if size else None
+        self._pending.popleft()
+        self._send(ticket, worker, draft)
+        return True
+
+    def _admit(self, worker: WorkerProcess, size_bytes: int) -> bool:
+        """C: a grant for making, and room for the block to grow into."""
+        growth = self._estimate_growth(size_bytes)
+        self.ledger.arena_bytes = self.arena.touched_bytes
+        if self._loads[worker.number].flights:
+            return growth <= self.ledger.free_bytes
+        making = self.makings.estimate_next()
+        if isinstance(self.ledger.grant(worker.number, making, growth), Refusal):
+            if self._reclaim(making + growth - self.ledger.free_bytes):
+                growth = self._estimate_growth(size_bytes)
+                return not isinstance(self.ledger.grant(worker.number, making, growth), Refusal)
+            return False
+        return True
+
+    def _estimate_growth(self, size_bytes: int) -> int:
+        return self.arena.estimate_growth(size_bytes) if size_bytes else 0
+
+    def _reclaim(self, short_bytes: int) -> bool:
+        """Give free pages back to the kernel; False when there are not enough of them."""
+        self.lender.scavenge()
+        given = self.arena.give_back(short_bytes)
+        self.ledger.arena_bytes = self.arena.touched_bytes
+        return given >= short_bytes
+
+    def _place(self, size_bytes: int) -> Draft | None:
+        """D: a block; None when addresses have run out (then the worker asks)."""
+        block = self.arena.place(size_bytes)
+        if block is None:
+            return None
+        self.ledger.arena_bytes = self.arena.touched_bytes
+        self.in_flight_bytes += block.capacity_bytes
+        return Draft(block)
+
+    def _send(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
+        load = self._loads[worker.number]
+        now = time.monotonic()
+        is_metered = load.fetches < _METER_FIRST or now - load.metered_s > METER_EVERY_S
+        if is_metered:
+            load.metered_s = now
+        load.fetches += 1
+        offset, capacity = (draft.block.offset, draft.block.capacity_bytes) if draft else (0, 0)
+        stream = ticket.stream if ticket.stream >= 0 else worker.streams[0]
+        self._note_flight(_Flight(ticket, worker, draft))
+        self._tell(
+            worker,
+            Task(ticket.serial, stream, ticket.indices, ticket.seed, offset, capacity, is_metered),
+        )
+
+    def _note_flight(self, flight: _Flight) -> None:
+        self._flights[flight.ticket.serial] = flight
+        self._loads[flight.worker.number].flights.append(flight.ticket.serial)
+
+    def _tell(self, worker: WorkerProcess, message: object) -> None:
+        self.crew.tell(worker, message)
+        if worker.channel.has_unsent:
+            self._unsent.add(worker)
+            self.crew.register_worker(self._poller, worker)
+
+    # -- G: what workers say ------------------------------------------------------------------
+
+    def listen(self, timeout_s: float) -> None:
+        """Wait at most so long for somebody to say something, and take it in."""
+        self._settle()
+        ready = {fd for fd, _ in self._poller.poll(timeout_s * 1000)}
+        if not ready:
+            return
+        self.heard_s = time.monotonic()
+        for heard in self.crew.hear(ready):
+            self._take(heard)
+        self._rewatch()
+        self._look_for_losses()
+
+    def _settle(self) -> None:
+        """K: blocks whose last view died are free again."""
+        self.lender.settle()
+
+    def _rewatch(self) -> None:
+        if self.crew.closures != self._closures:  # a closed descriptor's number is used again
+            self._closures = self.crew.closures
+            self._poller = select.poll()
+            self.crew.register(self._poller)
+        for worker in list(self._unsent):
+            self.crew.register_worker(self._poller, worker)
+            if not worker.channel.has_unsent:
+                self._unsent.discard(worker)
+
+    def _take(self, heard: Heard) -> None:
+        message = heard.message
+        flight = self._flights.get(message.serial)
+        if flight is None:
+            return
+        if isinstance(message, Need):
+            flight.need_bytes = message.size_bytes
+            if flight.ticket.serial < self.order.first_serial:
+                self._deny(flight)
+            return
+        self._end_flight(flight)
+        if isinstance(message, Done):
+            self._land(flight, self._seal(flight, message))
+            return
+        self._drop_drafts(flight)
+        if isinstance(message, StreamEnd):
+            self.order.end_stream(message.stream)
+            self._ended_streams.add(message.stream)
+            self._land(flight, Skipped())
+        else:
+            self._land(flight, message)
+
+    def _end_flight(self, flight: _Flight) -> None:
+        del self._flights[flight.ticket.serial]
+        load = self._loads[flight.worker.number]
+        load.flights.remove(flight.ticket.serial)
+        if not load.flights:
+            self.ledger.settle(flight.worker.number)
+
+    def _seal(self, flight: _Flight, done: Done) -> Landed:
+        """H: the promise is corrected to what came."""
+        if done.made is not None:
+            self.makings.add(done.made.peak_bytes)
+        self.sizes.add(done.used_bytes)
+        self.totals.add(done.used_bytes or sum(map(len, done.inline)))
+        if not done.spans or flight.draft is None:
+            self._drop_drafts(flight)
+            return Inline(done.head, done.inline)
+        if flight.spare is not None:
+            self._drop_draft(flight.spare)
+        before = flight.draft.block.capacity_bytes
+        ready = flight.draft.seal(
+            self.arena, done.head, done.spans, done.used_bytes, done.touched_bytes
+        )
+        self.in_flight_bytes += ready.block.capacity_bytes - before
+        return ready
+
+    def _land(self, flight: _Flight, landed: Landed) -> None:
+        serial = flight.ticket.serial
+        if serial < self.order.first_serial:
+            self._drop_landed(landed)
+            return
+        self._landed[serial] = landed
+        self._arrived.append(serial)
+
+    def _drop_drafts(self, flight: _Flight) -> None:
+        for draft in (flight.draft, flight.spare):
+            if draft is not None:
+                self._drop_draft(draft)
+
+    def _drop_draft(self, draft: Draft) -> None:
+        self.in_flight_bytes -= draft.block.capacity_bytes
+        draft.drop(self.arena)
+
+    def _look_for_losses(self) -> None:
+        self._lost = self._lost or self.crew.fault
+        if self._lost is not None:
+            return
+        for worker in self.crew.workers:
+            if worker.has_ended and not worker.is_retired:
+                flights = self._loads[worker.number].flights
+                indices = self._flights[flights[0]].ticket.indices if flights else None
+                self._lost = WorkerDied(worker.known_pid or 0, worker.exitcode, indices)
+                return
+
+    # -- needs and liveness ---------------------------------------------------------------------
+
+    def _serve_needs(self) -> bool:
+        """Answer workers that wait for a larger block, head first. False: nothing else now."""
+        for serial in sorted(s for s, f in self._flights.items() if f.need_bytes):
+            flight = self._flights[serial]
+            if self._try_serve(flight):
+                continue
+            if not self._is_next(serial):
+                self._is_blocked = True
+                continue
+            self._make_room(flight.need_bytes)
+            if self._try_serve(flight):
+                continue
+            if any(not other.need_bytes for other in self._flights.values()):
+                self._is_blocked = True  # the others land, and are evicted then
+                return False
+            self._refuse(flight)
+        return True
+
+    def _is_next(self, serial: int) -> bool:
+        """Whether the consumer gets this batch before any other."""
+        return serial == self._head if self.settings.in_order else not self._landed
+
+    def _try_serve(self, flight: _Flight) -> bool:
+        growth = self._estimate_growth(flight.need_bytes)
+        self.ledger.arena_bytes = self.arena.touched_bytes
+        short = growth - self.ledger.free_bytes
+        if short > 0 and not (self._reclaim(short) and self._fits(flight.need_bytes)):
+            return False
+        draft = self._place(flight.need_bytes)
+        if draft is None:
+            return False
+        flight.draft, flight.spare, flight.need_bytes = draft, flight.draft, 0
+        block = draft.block
+        self._tell(flight.worker, Room(flight.ticket.serial, block.offset, block.capacity_bytes))
+        return True
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self._estimate_growth(size_bytes) <= self.ledger.free_bytes
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Evict ready batches, the one that is needed last first, until `size_bytes` fit."""
+        for serial in sorted(self._landed, reverse=True):
+            landed = self._landed[serial]
+            if serial == self._head or not isinstance(landed, Ready):
+                continue
+            self._reclaim(self._estimate_growth(size_bytes) - self.ledger.free_bytes)
+            if self._fits(size_bytes):
+                return
+            self._evict(serial, landed)
+        self._reclaim(self._estimate_growth(size_bytes) - self.ledger.free_bytes)
+
+    def _evict(self, serial: int, ready: Ready) -> None:
+        try:
+            self._landed[serial] = self.spill.write(ready, self.arena)
+        except OSError:
+            return  # no disk: the batch stays, and the head may be refused with numbers
+        self.in_flight_bytes -= ready.block.capacity_bytes
+        self.evictions += 1
+
+    def _refuse(self, flight: _Flight) -> None:
+        """The head does not fit beside what the consumer holds."""
+        ledger = self.ledger
+        available = ledger.budget_bytes - ledger.workers_bytes - self.lender.lent_bytes
+        available -= ledger.promised_bytes
+        size = flight.need_bytes
+        if self.sizes.seen == 0 and self.delivered == 0:
+            error: BaseException = BudgetTooSmall(
+                ledger.budget_bytes,
+                ledger.workers_bytes + ledger.promised_bytes,
+                size,
+                self.settings.batch_size,
+            )
+        else:
+            serial = flight.ticket.serial - self.order.first_serial
+            error = BatchExceedsBudget(
+                serial, size, ledger.budget_bytes, available, self.settings.batch_size
+            )
+        self._deny(flight)
+        self._land(flight, Refused(error))
+
+    def _deny(self, flight: _Flight) -> None:
+        """No room: the worker drops the batch and says no more of it."""
+        self._tell(flight.worker, Room(flight.ticket.serial, 0, 0))
+        self._end_flight(flight)
+        self._drop_drafts(flight)
+
+    # -- I: deliver -------------------------------------------------------------------------------
+
+    def try_next(self) -> Delivered | None:
+        """What the consumer gets now; None when it has to wait."""
+        while True:
+            serial = self._next_serial()
+            if serial is None:
+                return self._conclude()
+            landed = self._landed.pop(serial)
+            if self.settings.in_order:
+                self._head = serial + 1
+            else:
+                self._arrived.remove(serial)
+            if isinstance(landed, Skipped):
+                self._draw_up_to(self.order.drawn + 1)
+                self.dispatch()
+                continue
+            return self._hand_over(landed)
+
+    def _next_serial(self) -> int | None:
+        if not self.settings.in_order:
+            return self._arrived[0] if self._arrived else None
+        return self._head if self._head in self._landed else None
+
+    def _conclude(self) -> End | None:
+        """Nothing is there to deliver: over, lost, or to be waited for."""
+        first = self.order.first_serial
+        flights = [flight for serial, flight in self._flights.items() if serial >= first]
+        if not flights and self._peek_ticket() is None:
+            return End()
+        if self._lost is not None and not self._may_still_come(flights):
+            raise self._lost
+        return None
+
+    def _may_still_come(self, flights: list[_Flight]) -> bool:
+        """After a loss: whether a worker that lives is still at what would be delivered next."""
+        return any(
+            not flight.worker.has_ended
+            for flight in flights
+            if not self.settings.in_order or flight.ticket.serial == self._head
+        )
+
+    def _hand_over(self, landed: Ready | Spilled | Inline | Failed | Refused) -> Delivered:
+        self.delivered += 1
+        if isinstance(landed, Spilled):
+            landed = self._bring_back(landed)
+        if isinstance(landed, Ready):
+            self.in_flight_bytes -= landed.block.capacity_bytes
+        # torch draws the next batch here, before an error is raised too.
+        self._draw_up_to(self.delivered + self.settings.lead)
+        return landed
+
+    def _bring_back(self, spilled: Spilled) -> Ready:
+        self._make_room(spilled.size_bytes)
+        draft = self._place(spilled.size_bytes)
+        if draft is None:
+            raise WorkersUnavailable("has no address space left for an evicted batch")
+        return self.spill.read(spilled, draft.block, self.arena)
+
+    def note_delivery(self, *, had_to_wait: bool) -> None:
+        """Let the window follow the consumer."""
+        ready_left = len(self._landed)
+        if self.settings.may_run_ahead:
+            self.window.set_most(self._count_most_ahead())
+        self.window.note(Delivery(had_to_wait, self._had_idle_worker, ready_left))
+        self._had_idle_worker = False
+
+    def _count_most_ahead(self) -> int:
+        by_bytes = RUN_AHEAD_BYTES // max(1, self.totals.estimate_next())
+        by_count = _RUN_AHEAD_BATCHES * self.settings.num_streams
+        return max(self.settings.most_ahead, min(by_bytes, by_count))
+
+    def note_wait(self) -> None:
+        """The consumer is about to wait: does a worker idle meanwhile?"""
+        idle = self._count_busy() < min(self.tokens, len(self.crew.workers))
+        self._had_idle_worker = self._had_idle_worker or idle
+
+    @property
+    def waits_for_token(self) -> bool:
+        """Whether an idle worker has a ticket that only the number of tokens holds back."""
+        busy = self._count_busy()
+        return bool(self._pending) and 0 < busy < len(self._loads) and busy >= self._tokens_now()
+
+    def add_token(self) -> None:
+        """One more fetch at once: those that run may be waiting for one that does not."""
+        self.tokens = max(self.tokens, self._count_busy()) + 1
+        self._is_slow_start = False
+        self.dispatch()
+
+    def busy_pids(self) -> list[int]:
+        """The workers that have something to do."""
+        return [
+            worker.known_pid
+            for worker in self.crew.workers
+            if worker.known_pid is not None and self._loads[worker.number].flights
+        ]
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether something waits for memory that may come free at any moment."""
+        return self._is_blocked
+
+    def should_copy_out(self, ready: Ready) -> bool:
+        """Whether lending this block would leave less than one free block for the head."""
+        if self.lender.copies_only:
+            return True
+        head_bytes = max(self.sizes.estimate_next(), ready.block.capacity_bytes)
+        ledger = self.ledger
+        room = ledger.budget_bytes - ledger.workers_bytes - ledger.heap_bytes
+        room -= self.makings.estimate_next()
+        lent = self.lender.lent_bytes + ready.block.capacity_bytes
+        return lent + head_bytes > room
+
+    def close(self) -> None:
+        """Nothing is delivered any more."""
+        self.spill.close()

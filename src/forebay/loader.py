@@ -1,0 +1,284 @@
+"""`forebay.DataLoader`: torch's loader, holding a byte budget.
+
+Covers: the signature, what is checked when a loader is made, choosing the engine, and what
+a loader tells of itself. Does not cover: running (flow/).
+
+The contract with frameworks: every keyword of ours is a plain instance attribute of the
+same name that holds the raw argument (they rebuild loaders from those); everything else
+begins with an underscore; torch's `__init__`, `__iter__`, `__len__`, `__setattr__` stay.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar, final
+
+import torch.multiprocessing
+import torch.utils.data
+from typing_extensions import Self
+
+from forebay import torch_compat
+from forebay.events import LoaderStats
+from forebay.flow.engine import Engine, Legacy, Plan
+from forebay.flow.iterator import InProcessIterator, LoaderIterator
+from forebay.memory.limits import headroom, memory_limit
+from forebay.options import (
+    AutoBudget,
+    FixedBudget,
+    OffBudget,
+    ShareBudget,
+    parse_budget,
+    parse_seeding,
+    resolve_budget,
+)
+from forebay.workers.job import Job
+
+T_co = TypeVar("T_co", covariant=True)
+
+_AUTO_FRAC = 0.8
+"""Part of the headroom that "auto" takes: the controller's `hold` mark (docs/design.md).
+The rest is for what the training code allocates after iteration began."""
+
+
+class DataLoader(torch.utils.data.DataLoader[T_co]):
+    """A drop-in for `torch.utils.data.DataLoader` that holds a byte budget.
+
+    Yields the very batches that torch's would, bit for bit, for the same seeds. All of
+    torch's parameters keep their meaning and position; those below are forebay's.
+
+    Args:
+        dataset: As torch.
+        batch_size: As torch, like all up to `in_order`.
+        shuffle: As torch.
+        sampler: As torch.
+        batch_sampler: As torch.
+        num_workers: As torch. It is the number of *streams* (random states, dataset
+            copies), and the most processes; the budget may allow fewer processes.
+        collate_fn: As torch. With torch's default, samples are written straight into the
+            batch, row by row, and no list of them exists.
+        pin_memory: As torch.
+        drop_last: As torch.
+        timeout: As torch.
+        worker_init_fn: As torch. With one, streams never share a process.
+        multiprocessing_context: As torch.
+        generator: As torch.
+        prefetch_factor: As torch, an upper bound: batches in flight may be fewer.
+        persistent_workers: As torch.
+        pin_memory_device: As torch.
+        in_order: As torch.
+        memory_budget: The most bytes that may exist because of this loader (its worker
+            processes' private memory, the batches in its arena). Bytes as an int, a size
+            ("2GiB"), a share of the tightest limit that binds ("25%"), "auto" (four fifths
+            of what is free below that limit when iteration starts), or "off" (torch's own
+            engine, to tell faults apart). None takes `set_default_budget`'s, else the
+            environment's `FOREBAY_MEMORY_BUDGET`, else "auto".
+        seeding: "torch": batch i is made by stream i mod num_workers, whose random state
+            runs on, as torch does. "batch": the global generators are seeded before each
+            batch from (base seed, epoch, number), so batches of map-style datasets do not
+            depend on `num_workers`, and any worker may make any batch.
+        worker_exit_fn: Called with the worker's id on every orderly end of a worker.
+        **kwargs: Keywords that a newer torch has.
+
+    Raises:
+        InvalidBudget: `memory_budget` is text or a number that names no budget.
+        InvalidBudgetType: `memory_budget` is of another type.
+        InvalidOption: `seeding` is not one of the two.
+        ValueError: What torch refuses.
+    """
+
+    def __init__(
+        self,
+        dataset: torch.utils.data.Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        memory_budget: int | str | None = None,
+        seeding: str = "torch",
+        worker_exit_fn: Callable[[int], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if memory_budget is not None:
+            parse_budget(memory_budget)
+        parse_seeding(seeding)
+        self.memory_budget = memory_budget
+        self.seeding = seeding
+        self.worker_exit_fn = worker_exit_fn
+        self._has_prefetch_bound = prefetch_factor is not None
+        self._past = _Past()
+        # Upper bounds for tests, which must see few fetches at once and shared processes.
+        self._max_tokens: int | None = None
+        self._max_workers: int | None = None
+        if torch_compat.accepts_keyword("in_order"):
+            kwargs["in_order"] = in_order
+        else:
+            self.in_order = in_order
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **kwargs,
+        )
+
+    def _get_iterator(self) -> Any:
+        budget = resolve_budget(self.memory_budget)
+        if isinstance(budget, OffBudget) or torch_compat.is_datapipe(self.dataset):
+            return super()._get_iterator()
+        if self.num_workers == 0:
+            return InProcessIterator(self, self.seeding, self._past.note_batch)
+        self.check_worker_number_rationality()
+        size_bytes, source = _read_budget(budget)
+        context = self.multiprocessing_context or torch.multiprocessing.get_context()
+        plan, legacy = self._make_plan(size_bytes, source), Legacy()
+        iterator = LoaderIterator(self, plan, self._make_job, context, legacy)
+        self._past.note_engine(iterator._engine, legacy)  # noqa: SLF001 - our own iterator
+        return iterator
+
+    def _make_plan(self, budget_bytes: int, limit_source: str) -> Plan:
+        is_iterable = torch_compat.is_iterable_kind(self._dataset_kind)
+        is_quiet = is_iterable or torch_compat.draws_nothing_shared(self._index_sampler)
+        lead = (self.prefetch_factor or 2) * self.num_workers
+        return Plan(
+            budget_bytes=budget_bytes,
+            limit_source=limit_source,
+            lead=lead,
+            most_ahead=lead,
+            may_run_ahead=is_quiet and not self._has_prefetch_bound and not self.persistent_workers,
+            draws_strictly=not is_quiet,
+            in_order=self.in_order,
+            batch_size=self.batch_size,
+            may_merge=not is_iterable and self.worker_init_fn is None,
+            is_bound=self.in_order and (is_iterable or self.seeding == "torch"),
+            max_workers=self._max_workers,
+            max_tokens=self._max_tokens,
+        )
+
+    def _make_job(self, base_seed: int) -> Job:
+        return Job(
+            dataset=self.dataset,
+            kind=self._dataset_kind,
+            auto_collation=self._auto_collation,
+            collate_fn=self.collate_fn,
+            has_default_collate=self.collate_fn is torch.utils.data.default_collate,
+            drop_last=self.drop_last,
+            num_streams=self.num_workers,
+            base_seed=base_seed,
+            init_fn=self.worker_init_fn,
+            exit_fn=self.worker_exit_fn,
+            seeding=parse_seeding(self.seeding),
+        )
+
+    # -- what it tells -------------------------------------------------------------------
+
+    def stats(self) -> LoaderStats:
+        """Counters and bytes of the latest iterator; zeros before the first.
+
+        Reads the processes' memory once (about 16 ms a GiB of this process). Any thread of
+        this process may call it.
+        """
+        return self._past.read_stats()
+
+    def explain(self) -> str:
+        """In words: where every byte is, and why it runs as it runs."""
+        return self._past.explain(f"DataLoader(num_workers={self.num_workers})")
+
+    # -- its end -------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the workers of every iterator of this loader. Delivered batches stay valid."""
+        self._past.close()
+        self._iterator = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Iterators and what they left behind belong to this process.
+        return self.__dict__ | {"_past": _Past(), "_iterator": None}
+
+
+@final
+class _Past:
+    """What a loader knows of its iterators, without keeping any of them alive."""
+
+    def __init__(self) -> None:
+        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._latest: weakref.ref[Engine] | None = None
+        self._legacy = Legacy()
+        self._in_process = 0
+
+    def note_engine(self, engine: Engine, legacy: Legacy) -> None:
+        """A new iterator, and where its last words will be."""
+        self._engines.add(engine)
+        self._latest, self._legacy = weakref.ref(engine), legacy
+
+    def note_batch(self, _batch: object) -> None:
+        """A batch made in this process."""
+        self._in_process += 1
+
+    def read_stats(self) -> LoaderStats:
+        """Of the latest iterator, alive or not."""
+        if self._legacy.stats is not None:
+            return self._legacy.stats
+        engine = self._latest() if self._latest is not None else None
+        return engine.read_stats() if engine is not None else LoaderStats(batches=self._in_process)
+
+    def explain(self, name: str) -> str:
+        """The same in words."""
+        if self._legacy.stats is not None:
+            return "\n".join([f"{name}, ended", *self._legacy.lines])
+        engine = self._latest() if self._latest is not None else None
+        if engine is not None:
+            return "\n".join([name, *engine.explain()])
+        if self._in_process:
+            return (
+                f"{name}\nbatches are made in this process, by torch's own iterator: "
+                f"{self._in_process:,} so far, and nothing is held ahead"
+            )
+        return f"{name}\nnothing was iterated yet"
+
+    def close(self) -> None:
+        """End the engines that are still alive."""
+        for engine in list(self._engines):
+            engine.close()
+
+
+def _read_budget(budget: FixedBudget | ShareBudget | AutoBudget) -> tuple[int, str]:
+    """Bytes, and which limit they were taken from."""
+    if isinstance(budget, FixedBudget):
+        return budget.size_bytes, ""
+    if isinstance(budget, ShareBudget):
+        limit = memory_limit()
+        return int(limit.bytes * budget.share.frac), f"{budget}, {limit.source}"
+    room = headroom()
+    return int(room.bytes * _AUTO_FRAC), f"auto: {_AUTO_FRAC:.0%} of what is free, {room.source}"

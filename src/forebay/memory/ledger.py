@@ -1,0 +1,108 @@
+"""The book of promises: who was granted how much, and what is left.
+
+Covers: accounts (what is measured) and grants (what was promised), and saying no. Does not
+cover: reading anything (probe.py), or what to do about a no (flow/scheduler.py). Pure.
+
+    accounted = workers + arena + heap + promised        free = budget - accounted
+
+A worker is promised the memory that making a batch takes *beside* the block its result
+goes to, before it starts to fetch, and keeps the promise until it has nothing to do. The block itself is in
+the arena's account from the moment it is placed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A promise of `making_bytes` to the worker `holder`."""
+
+    holder: int
+    making_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No grant now: `short_bytes` are missing."""
+
+    holder: int
+    short_bytes: int
+
+
+Answer: TypeAlias = Grant | Refusal
+
+
+@final
+class Ledger:
+    """One budget's book.
+
+    Attributes:
+        budget_bytes: What may exist. May be lowered below what is accounted: nothing is
+            revoked, nothing new is granted.
+        workers_bytes: Account of the zygote and the workers, idle.
+        arena_bytes: Account of the arena's touched pages.
+        heap_bytes: Account of batches that the loader holds on main's heap.
+
+    Invariant: `promised_bytes == sum(grant.making_bytes for grant in open grants)`.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.workers_bytes = 0
+        self.arena_bytes = 0
+        self.heap_bytes = 0
+        self.promised_bytes = 0
+        self._grants: dict[int, Grant] = {}
+
+    @property
+    def accounted_bytes(self) -> int:
+        """All that is measured or promised."""
+        return self.workers_bytes + self.arena_bytes + self.heap_bytes + self.promised_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What may still be promised; negative when the budget was lowered or outgrown."""
+        return self.budget_bytes - self.accounted_bytes
+
+    @property
+    def open_grants(self) -> tuple[Grant, ...]:
+        """The promises that are still kept."""
+        return tuple(self._grants.values())
+
+    def grant(self, holder: int, making_bytes: int, growth_bytes: int) -> Answer:
+        """Promise `making_bytes` if they and the arena's growth fit below the budget.
+
+        Args:
+            holder: The worker, which has no grant yet.
+            making_bytes: Memory of the fetch beside its result.
+            growth_bytes: Pages that placing its block will newly touch.
+        """
+        if holder in self._grants:
+            message = f"worker {holder} has a grant already"
+            raise ValueError(message)
+        short = making_bytes + growth_bytes - self.free_bytes
+        if short > 0:
+            return Refusal(holder, short)
+        return self.force(holder, making_bytes)
+
+    def force(self, holder: int, making_bytes: int) -> Grant:
+        """Promise without asking: for the batch that must come next, when nothing else runs."""
+        grant = Grant(holder, making_bytes)
+        self._grants[holder] = grant
+        self.promised_bytes += making_bytes
+        return grant
+
+    def settle(self, holder: int) -> None:
+        """The worker is idle; what it left behind is in the accounts."""
+        grant = self._grants.pop(holder, None)
+        if grant is not None:
+            self.promised_bytes -= grant.making_bytes
+
+    def amend(self, holder: int, making_bytes: int) -> None:
+        """Correct a promise to what the fetch turned out to take."""
+        if holder in self._grants:
+            self.settle(holder)
+            self.force(holder, making_bytes)

@@ -1,0 +1,105 @@
+"""What fits: sizes learned from batches, and how many workers a budget carries.
+
+Covers: estimating what the next batch takes, and the number of processes. Does not cover:
+measuring (probe.py, workers), or granting (ledger.py). Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import final
+
+from forebay.units import MIB
+
+ZYGOTE_BYTES = 4 * MIB
+"""First guess of the template's private memory. Measured with torch 2.13 under fork: 2 to 4
+MiB; replaced by a reading as soon as there is one."""
+
+WORKER_BYTES = 8 * MIB
+"""First guess of a working worker. Measured: 6 to 10 MiB with a small dataset."""
+
+PARKED_BYTES = 3 * MIB
+"""First guess of a worker that does nothing: it was trimmed and touches nothing."""
+
+_RECENT = 16
+"""Batches whose largest size is expected next: four rounds of four workers."""
+
+
+@final
+class SizeHistory:
+    """How large results were; says how large the next may be."""
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque(maxlen=_RECENT)
+        self.largest_bytes = 0
+        self.seen = 0
+
+    def add(self, size_bytes: int) -> None:
+        """One more result."""
+        self._recent.append(size_bytes)
+        self.largest_bytes = max(self.largest_bytes, size_bytes)
+        self.seen += 1
+
+    def estimate_next(self) -> int:
+        """The largest recent size; an eighth more when sizes vary, so that few ask again."""
+        if not self._recent:
+            return 0
+        largest = max(self._recent)
+        return largest if min(self._recent) == largest else largest + largest // 8
+
+
+@dataclass(frozen=True, slots=True)
+class CrewPlan:
+    """How many worker processes carry the streams, and how many fetch at once.
+
+    Attributes:
+        workers: Processes.
+        tokens: Fetches at once, at most `workers`.
+        because: Why they are fewer than asked for; empty when they are not.
+    """
+
+    workers: int
+    tokens: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class TooSmall:
+    """Not even one worker fits; it would take `needed_bytes`."""
+
+    needed_bytes: int
+
+
+def plan_crew(budget_bytes: int, num_streams: int, *, may_merge: bool) -> CrewPlan | TooSmall:
+    """The crew that a budget carries, before anything was measured.
+
+    Args:
+        budget_bytes: All that may exist.
+        num_streams: torch's `num_workers`.
+        may_merge: Whether several streams may share a process (a map-style dataset without
+            `worker_init_fn`).
+    """
+    least = ZYGOTE_BYTES + WORKER_BYTES
+    room = budget_bytes - least
+    if room < 0:
+        return TooSmall(least)
+    parked = min(num_streams - 1, room // PARKED_BYTES)
+    if parked < num_streams - 1 and not may_merge:
+        return TooSmall(least + PARKED_BYTES * (num_streams - 1))
+    workers = parked + 1
+    # Half of what is left beside parked workers may go to working at once: batches need room.
+    spare = (room - parked * PARKED_BYTES) // 2
+    tokens = min(workers, 1 + spare // (WORKER_BYTES - PARKED_BYTES))
+    because = ""
+    if workers < num_streams:
+        because = f"the budget carries {workers} worker(s), not {num_streams}: streams share them"
+    elif tokens < workers:
+        because = f"the budget carries {tokens} fetch(es) at once, not {workers}"
+    return CrewPlan(workers, tokens, because)
+
+
+def split_streams(num_streams: int, workers: int) -> tuple[tuple[int, ...], ...]:
+    """Which worker carries which streams: neighbours in time go to different workers."""
+    return tuple(tuple(range(first, num_streams, workers)) for first in range(workers))
+

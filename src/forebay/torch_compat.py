@@ -1,0 +1,276 @@
+"""The only file that touches torch's private names.
+
+Covers: every name of torch's that has a leading underscore or lives in a private module,
+given a public name of ours, and a self-test that runs at import: a torch that moved one
+of them is met here, with its version in the message, not in the middle of an epoch.
+Does not cover: behaviour of ours.
+
+Compared by reading over torch 2.4, 2.6, 2.8, 2.10 and 2.13; run with 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.multiprocessing
+import torch.utils.data
+import torch.utils.data.distributed
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _SingleProcessDataLoaderIter,
+)
+
+try:
+    from torch.utils.data import IterDataPipe, MapDataPipe
+except ImportError:  # a torch that has dropped DataPipes
+    IterDataPipe = MapDataPipe = ()  # type: ignore[misc,assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+
+    TakeBytes: TypeAlias = Callable[[int], torch.Tensor | None]
+
+__all__ = [
+    "STORAGE_TYPES",
+    "BaseLoaderIterator",
+    "SingleProcessIterator",
+    "WorkerException",
+    "accepts_keyword",
+    "collate_privately",
+    "collate_registry",
+    "draws_nothing_shared",
+    "generate_numpy_state",
+    "is_datapipe",
+    "is_iterable_kind",
+    "is_profiling",
+    "is_python_exiting",
+    "make_fetcher",
+    "nested_parts",
+    "pin_memory",
+    "rebuild_nested",
+    "rebuild_quantized",
+    "rebuild_typed_storage",
+    "reduce_device_tensor",
+    "set_worker_info",
+    "set_worker_signals",
+    "set_worker_thread_name",
+]
+
+BaseLoaderIterator = _BaseDataLoaderIter
+SingleProcessIterator = _SingleProcessDataLoaderIter
+WorkerException = ExceptionWrapper
+STORAGE_TYPES: tuple[type, ...] = (torch.UntypedStorage, torch.TypedStorage)
+_worker: ModuleType = _utils.worker
+
+
+# -- the loader ---------------------------------------------------------------------------
+
+
+_INIT_PARAMETERS = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
+
+
+def accepts_keyword(name: str) -> bool:
+    """Whether this torch's DataLoader has the keyword (`in_order` came with 2.6)."""
+    return name in _INIT_PARAMETERS
+
+
+def draws_nothing_shared(sampler: object) -> bool:
+    """Whether a sampler, once begun, draws from no random generator that others use.
+
+    Only torch's own classes are known; a subclass may do anything.
+    """
+    kind = type(sampler)
+    if kind is torch.utils.data.BatchSampler:
+        return draws_nothing_shared(sampler.sampler)  # type: ignore[attr-defined]
+    if kind is torch.utils.data.RandomSampler:
+        return sampler.generator is None  # type: ignore[attr-defined]
+    return kind in _QUIET_SAMPLERS
+
+
+_QUIET_SAMPLERS = {
+    torch.utils.data.SequentialSampler,
+    torch.utils.data.SubsetRandomSampler,
+    torch.utils.data.WeightedRandomSampler,
+    torch.utils.data.distributed.DistributedSampler,
+}
+
+
+def is_datapipe(dataset: object) -> bool:
+    """Whether torch's own engine must serve `dataset` (shared seeds, sharding, graph)."""
+    return isinstance(dataset, (IterDataPipe, MapDataPipe))
+
+
+def is_iterable_kind(kind: int) -> bool:
+    """Whether `loader._dataset_kind` is that of an IterableDataset."""
+    return bool(kind == _DatasetKind.Iterable)
+
+
+def is_profiling() -> bool:
+    """Whether autograd's profiler records: only then is `record_function` worth 15 us."""
+    return bool(torch.autograd._profiler_enabled())
+
+
+def is_python_exiting() -> bool:
+    """Whether the interpreter is shutting down, by torch's own flag (None: past it)."""
+    return getattr(_utils, "python_exit_status", False) is not False
+
+
+def pin_memory(data: Any) -> Any:
+    """`data` with every tensor in pinned memory, by torch's rules."""
+    return _utils.pin_memory.pin_memory(data)
+
+
+# -- in a worker -----------------------------------------------------------------------------
+
+
+def set_worker_info(worker_id: int, num_workers: int, seed: int, dataset: object) -> None:
+    """Make `torch.utils.data.get_worker_info()` answer as in torch's own worker."""
+    info = _worker.WorkerInfo(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
+    _worker._worker_info = info
+
+
+def set_worker_signals() -> None:
+    """torch's C handlers: SIGBUS, SIGSEGV and SIGFPE say what happened before they kill."""
+    _utils.signal_handling._set_worker_signal_handlers()
+
+
+def set_worker_thread_name() -> None:
+    """The name that tools look for in `top`; absent before torch 2.6."""
+    set_name = getattr(torch.multiprocessing, "_set_thread_name", None)
+    if set_name is not None:
+        set_name("pt_data_worker")
+
+
+def generate_numpy_state(base_seed: int, worker_id: int) -> list[int]:
+    """Four 32-bit words: torch's seed of NumPy's global generator in a worker."""
+    return list(_worker._generate_state(base_seed, worker_id))
+
+
+def make_fetcher(
+    kind: int,
+    dataset: Any,
+    auto_collation: bool,  # noqa: FBT001
+    collate_fn: Callable[[Any], Any],
+    drop_last: bool,  # noqa: FBT001
+) -> Any:
+    """torch's fetcher: `fetch(indices)` gives a collated batch."""
+    return _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last)
+
+
+# -- collate -----------------------------------------------------------------------------------
+
+_TORCHS_TENSOR_COLLATE = _utils.collate.collate_tensor_fn
+_TORCHS_REGISTRY = dict(_utils.collate.default_collate_fn_map)
+
+
+def collate_registry() -> dict[Any, Callable[..., Any]]:
+    """What the user registered in `default_collate_fn_map` beyond torch's own entries."""
+    registry = _utils.collate.default_collate_fn_map
+    return {kind: fn for kind, fn in registry.items() if _TORCHS_REGISTRY.get(kind) is not fn}
+
+
+def collate_privately(batch: list[Any], take: TakeBytes | None = None) -> Any:
+    """torch's `default_collate` without the fresh shared storage that it makes in a worker.
+
+    Args:
+        batch: The samples.
+        take: Gives so many bytes of memory to stack into, or None when it has none left;
+            without it, stacks go to private memory.
+    """
+    registry = dict(_utils.collate.default_collate_fn_map)
+    if registry.get(torch.Tensor) is _TORCHS_TENSOR_COLLATE:
+        registry[torch.Tensor] = functools.partial(_stack, take)
+    return _utils.collate.collate(batch, collate_fn_map=registry)
+
+
+def _stack(
+    take: TakeBytes | None, batch: list[torch.Tensor], *, collate_fn_map: Any = None
+) -> torch.Tensor:
+    elem = batch[0]
+    if elem.is_nested or elem.layout is not torch.strided or elem.device.type != "cpu":
+        result: torch.Tensor = _TORCHS_TENSOR_COLLATE(batch, collate_fn_map=collate_fn_map)
+        return result  # it raises its own error
+    # torch stacks into an `out` of the first element's kind: other dtypes are cast to it.
+    return torch.stack(batch, 0, out=_make_out(take, elem, len(batch)))
+
+
+def _make_out(take: TakeBytes | None, elem: torch.Tensor, length: int) -> torch.Tensor:
+    size_bytes = elem.numel() * elem.element_size() * length
+    plain = type(elem) is torch.Tensor and not elem.is_quantized and size_bytes > 0
+    flat = take(size_bytes) if take is not None and plain else None
+    if flat is None:
+        return elem.new_empty((length, *elem.shape))
+    return flat.view(elem.dtype).view(length, *elem.shape)
+
+
+# -- tensors of every kind -------------------------------------------------------------------
+
+
+def nested_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Buffer, sizes, strides and offsets of a strided nested tensor."""
+    return (
+        tensor.values(),
+        tensor._nested_tensor_size(),  # type: ignore[operator]
+        tensor._nested_tensor_strides(),  # type: ignore[operator]
+        tensor._nested_tensor_storage_offsets(),  # type: ignore[operator]
+    )
+
+
+def rebuild_nested(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The strided nested tensor that `nested_parts` took apart."""
+    return torch._nested_view_from_buffer_copy(*parts)  # type: ignore[no-any-return]
+
+
+def rebuild_quantized(ints: torch.Tensor, dtype: torch.dtype, how: tuple[Any, ...]) -> torch.Tensor:
+    """A quantised tensor from its integers and its scale(s) and zero point(s)."""
+    if len(how) == 2:  # noqa: PLR2004 - (scale, zero point) or (scales, zero points, axis)
+        return torch._make_per_tensor_quantized_tensor(ints, *how)
+    return torch._make_per_channel_quantized_tensor(ints, *how)
+
+
+def rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    """A TypedStorage over an untyped one, without the deprecation warning."""
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def reduce_device_tensor(tensor: torch.Tensor) -> Any:
+    """torch's reduction of a tensor on an accelerator: an inter-process handle."""
+    from torch.multiprocessing import reductions  # noqa: PLC0415 - only where one exists
+
+    return reductions.reduce_tensor(tensor)
+
+
+def _iterate_names() -> Iterator[tuple[object, str]]:
+    yield _BaseDataLoaderIter, "_next_index"
+    yield _BaseDataLoaderIter, "_reset"
+    yield _DatasetKind, "create_fetcher"
+    yield _worker, "WorkerInfo"
+    yield _worker, "_worker_info"
+    yield _worker, "_generate_state"
+    yield _utils.pin_memory, "pin_memory"
+    yield _utils.collate, "default_collate_fn_map"
+    yield _utils.signal_handling, "_set_worker_signal_handlers"
+    yield torch.autograd, "_profiler_enabled"
+    yield torch, "_nested_view_from_buffer_copy"
+    yield torch, "_make_per_tensor_quantized_tensor"
+    yield torch, "_make_per_channel_quantized_tensor"
+
+
+def _check_names() -> None:
+    missing = [f"{home!r}.{name}" for home, name in _iterate_names() if not hasattr(home, name)]
+    if missing:
+        message = (
+            f"torch {torch.__version__} has no {', '.join(missing)}, which forebay stands on. "
+            "Nothing was started. Use a torch between 2.4 and 2.13, or a newer forebay."
+        )
+        raise ImportError(message)
+
+
+_check_names()

@@ -1,0 +1,1 @@
+"""How a batch crosses a process border: the arena, leases on it, and the codec."""

@@ -1,0 +1,277 @@
+"""One anonymous shared mapping, made once and recycled for ever.
+
+Covers: the mapping itself (a memfd, or what the platform has instead), placing and
+dropping blocks in it, and giving pages back to the kernel. Does not cover: who may
+have how many bytes (memory/ledger.py) or when a block comes free (lease.py).
+
+The one idea: what makes moving batches slow is not copying but page faults, so a page
+that was touched once is kept *warm* and handed out again. Address space is reserved
+generously and costs nothing; what counts are touched pages.
+
+Only the main process places and drops; workers are told offsets. Nothing here locks:
+the scheduler calls it under its own lock.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import final
+
+from forebay.units import PAGE_BYTES, round_up_to_page
+
+_MADV_REMOVE = getattr(mmap, "MADV_REMOVE", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A page-aligned range of the arena, valid for one generation.
+
+    Attributes:
+        offset: First byte, a multiple of the page size.
+        capacity_bytes: Length, a multiple of the page size, at least one page.
+        generation: Number of this handing-out; a handle with an old one is stale.
+        was_cold: Its pages were untouched when it was placed.
+    """
+
+    offset: int
+    capacity_bytes: int
+    generation: int
+    was_cold: bool
+
+
+class StaleBlockError(RuntimeError):
+    """A block was used after it had been dropped; a fault of forebay's, never of the user's."""
+
+
+@final
+class _Ranges:
+    """Free ranges sorted by offset, neighbours merged. First fit."""
+
+    __slots__ = ("_lengths", "_offsets", "total_bytes")
+
+    def __init__(self) -> None:
+        self._offsets: list[int] = []
+        self._lengths: list[int] = []
+        self.total_bytes = 0
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(list(zip(self._offsets, self._lengths, strict=True)))
+
+    def add(self, offset: int, length: int) -> None:
+        at = bisect.bisect_left(self._offsets, offset)
+        self.total_bytes += length
+        if at < len(self._offsets) and offset + length == self._offsets[at]:
+            length += self._lengths[at]
+            del self._offsets[at], self._lengths[at]
+        if at and self._offsets[at - 1] + self._lengths[at - 1] == offset:
+            self._lengths[at - 1] += length
+            return
+        self._offsets.insert(at, offset)
+        self._lengths.insert(at, length)
+
+    def take(self, length: int) -> int | None:
+        for at, have in enumerate(self._lengths):
+            if have >= length:
+                return self._cut(at, length)
+        return None
+
+    def take_largest(self) -> tuple[int, int] | None:
+        if not self._lengths:
+            return None
+        at = max(range(len(self._lengths)), key=self._lengths.__getitem__)
+        length = self._lengths[at]
+        return self._cut(at, length), length
+
+    def holds(self, length: int) -> bool:
+        return any(have >= length for have in self._lengths)
+
+    def _cut(self, at: int, length: int) -> int:
+        offset = self._offsets[at]
+        self.total_bytes -= length
+        if self._lengths[at] == length:
+            del self._offsets[at], self._lengths[at]
+        else:
+            self._offsets[at] += length
+            self._lengths[at] -= length
+        return offset
+
+
+@final
+class Arena:
+    """Blocks of shared memory that every process of one loader sees at the same offsets.
+
+    Free ranges are of two kinds: *warm* ones have their pages, *cold* ones do not.
+    Invariant: live blocks + warm + cold = reserve, and no two overlap.
+
+    Args:
+        reserve_bytes: Address space to reserve. It costs no memory until it is touched.
+    """
+
+    def __init__(self, reserve_bytes: int) -> None:
+        self.reserve_bytes = round_up_to_page(max(reserve_bytes, PAGE_BYTES))
+        self.fd = _open_anonymous_file(self.reserve_bytes)
+        self.mapping = mmap.mmap(self.fd, self.reserve_bytes)
+        self._cold = _Ranges()
+        self._cold.add(0, self.reserve_bytes)
+        self._warm = _Ranges()
+        # Blocks dropped lately, by capacity, last in first out: a loop over equal batches
+        # takes the hottest one back without any search.
+        self._hot: dict[int, list[int]] = {}
+        self._hot_bytes = 0
+        self._live: dict[int, int] = {}  # offset -> generation
+        self._generation = 0
+        self.touched_bytes = 0
+        """Upper bound of the arena's resident bytes: live blocks and warm ranges."""
+
+    @property
+    def free_warm_bytes(self) -> int:
+        """Touched bytes that no block holds."""
+        return self._warm.total_bytes + self._hot_bytes
+
+    def read_resident_bytes(self) -> int:
+        """Exact resident bytes, from the file's own count of its pages."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def estimate_growth(self, length_bytes: int) -> int:
+        """Bytes that placing `length_bytes` would newly touch: 0 when a warm range fits."""
+        capacity = round_up_to_page(max(length_bytes, 1))
+        if self._hot.get(capacity):
+            return 0
+        self._cool_down()
+        return 0 if self._warm.holds(capacity) else capacity
+
+    def place(self, length_bytes: int) -> Block | None:
+        """A block for `length_bytes`, warm if one fits; None when no address range is left."""
+        capacity = round_up_to_page(max(length_bytes, 1))
+        hot = self._hot.get(capacity)
+        if hot:
+            self._hot_bytes -= capacity
+            return self._lend(hot.pop(), capacity, was_cold=False)
+        self._cool_down()
+        offset = self._warm.take(capacity)
+        if offset is not None:
+            return self._lend(offset, capacity, was_cold=False)
+        offset = self._cold.take(capacity)
+        if offset is None:
+            return None
+        self.touched_bytes += capacity
+        return self._lend(offset, capacity, was_cold=True)
+
+    def shrink(self, block: Block, used_bytes: int, touched_bytes: int) -> Block:
+        """`block` cut down to `used_bytes`; its tail is free again.
+
+        Args:
+            block: A live block.
+            used_bytes: What its contents need; at least one page stays.
+            touched_bytes: How far it was ever written. Pages of a cold block beyond this
+                were never touched and are not counted.
+        """
+        self._check(block)
+        keep = round_up_to_page(max(used_bytes, 1))
+        if keep >= block.capacity_bytes:
+            return block
+        written = max(keep, round_up_to_page(touched_bytes)) if block.was_cold else (
+            block.capacity_bytes
+        )
+        written = min(written, block.capacity_bytes)
+        if written > keep:
+            self._warm.add(block.offset + keep, written - keep)
+        if written < block.capacity_bytes:
+            self._cold.add(block.offset + written, block.capacity_bytes - written)
+            self.touched_bytes -= block.capacity_bytes - written
+        return Block(block.offset, keep, block.generation, was_cold=False)
+
+    def drop(self, block: Block) -> None:
+        """Free a whole block; the next one of its size gets its pages while they are hot."""
+        self._check(block)
+        del self._live[block.offset]
+        self._hot.setdefault(block.capacity_bytes, []).append(block.offset)
+        self._hot_bytes += block.capacity_bytes
+
+    def drop_unused(self, block: Block) -> None:
+        """Free a block that nobody wrote to: a cold one is cold again."""
+        self.drop(self.shrink(block, 0, 0) if block.was_cold else block)
+
+    def split_off(self, block: Block, offset: int, length: int) -> None:
+        """Free a page-aligned part of a block whose other parts stay in use."""
+        self._check(block)
+        self._warm.add(offset, length)
+
+    def forget(self, block: Block) -> None:
+        """End a block all of whose parts were given back by `split_off`."""
+        self._check(block)
+        del self._live[block.offset]
+
+    def give_back(self, length_bytes: int) -> int:
+        """Return at least `length_bytes` of free pages to the kernel, if there are so many.
+
+        Returns:
+            The bytes given back. Live blocks are never touched.
+        """
+        if _MADV_REMOVE is None:
+            return 0
+        self._cool_down()
+        given = 0
+        while given < length_bytes:
+            found = self._warm.take_largest()
+            if found is None:
+                break
+            offset, length = found
+            over = (length - (length_bytes - given)) // PAGE_BYTES * PAGE_BYTES
+            if over > 0:
+                self._warm.add(offset, over)
+                offset, length = offset + over, length - over
+            self.mapping.madvise(_MADV_REMOVE, offset, length)
+            self._cold.add(offset, length)
+            self.touched_bytes -= length
+            given += length
+        return given
+
+    def close(self) -> None:
+        """Let go of the mapping. Views that consumers hold keep it alive until they die."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        try:
+            self.mapping.close()
+        except BufferError:
+            pass  # views are alive: the mapping goes when the last one does
+
+    def _lend(self, offset: int, capacity: int, *, was_cold: bool) -> Block:
+        self._generation += 1
+        self._live[offset] = self._generation
+        return Block(offset, capacity, self._generation, was_cold)
+
+    def _check(self, block: Block) -> None:
+        if self._live.get(block.offset) != block.generation:
+            message = f"block at {block.offset} of generation {block.generation} is not live"
+            raise StaleBlockError(message)
+
+    def _cool_down(self) -> None:
+        """Merge hot blocks into ranges, where blocks of other sizes can use them."""
+        if self._hot_bytes:
+            for capacity, offsets in self._hot.items():
+                for offset in offsets:
+                    self._warm.add(offset, capacity)
+            self._hot.clear()
+            self._hot_bytes = 0
+
+
+def _open_anonymous_file(length: int) -> int:
+    """A descriptor of `length` bytes of shared memory that no name leads to."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("forebay", os.MFD_CLOEXEC)
+    else:
+        # No memfd (macOS): an unlinked private file serves behind the same interface.
+        with tempfile.NamedTemporaryFile(prefix="forebay-") as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, length)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

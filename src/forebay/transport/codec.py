@@ -1,0 +1,301 @@
+"""batch <-> (header, buffers): structure through the pipe, bulk through the arena.
+
+Covers: turning any picklable batch into a short pickle and a list of buffers, and back
+again, in another process, also after the first one died. Does not cover: where buffers
+lie (arena.py) or how long (lease.py).
+
+The one idea: a plain pickle-5 pickler whose reducers say what every tensor *is* (buffer,
+dtype, size, strides, offset) and hand its storage over out of band. torch's own
+multiprocessing reductions are not used for CPU tensors: they tie a batch to descriptors
+that its worker must still be alive to hand over.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+
+from forebay import torch_compat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+COMPACT_RATIO = 2
+"""A view is copied alone when its storage is at least this much larger (CASES 37: a thin
+slice of a decoded video ships the whole video)."""
+
+COMPACT_MIN_BYTES = 4096
+"""Below a page of excess, compacting saves nothing that is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One batch, taken apart.
+
+    Attributes:
+        head: Pickle of the structure, without the buffers.
+        buffers: The buffers in the order in which `decode` wants them, flat uint8 arrays.
+    """
+
+    head: bytes
+    buffers: tuple[np.ndarray[Any, Any], ...]
+
+
+def encode(batch: object) -> Encoded:
+    """Take `batch` apart without copying its buffers.
+
+    Raises:
+        Exception: whatever pickling a value of the batch raises, unchanged.
+    """
+    file = io.BytesIO()
+    buffers: list[np.ndarray[Any, Any]] = []
+    pickler = _Pickler(file, buffers)
+    pickler.dump(batch)
+    return Encoded(file.getvalue(), tuple(buffers))
+
+
+def decode(head: bytes, buffers: Sequence[object]) -> Any:
+    """The batch that `encode` took apart.
+
+    Args:
+        head: As made by `encode`.
+        buffers: One writable object with the buffer protocol for each of `encode`'s,
+            which the batch's tensors and arrays keep alive.
+    """
+    return pickle.loads(head, buffers=buffers)  # noqa: S301 - made by our own worker
+
+
+@final
+class _Storage:
+    """Stands for one storage in the pickle, so that its views stay views of one storage."""
+
+    __slots__ = ("flat",)
+
+    def __init__(self, flat: np.ndarray[Any, Any]) -> None:
+        self.flat = flat
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return _rebuild_storage, (pickle.PickleBuffer(self.flat),)
+
+
+@final
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, buffers: list[np.ndarray[Any, Any]]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._take)
+        self._buffers = buffers
+        self._storages: dict[int, tuple[_Storage, torch.UntypedStorage]] = {}
+        self.dispatch_table = _DISPATCH
+
+    def _take(self, buffer: pickle.PickleBuffer) -> bool:
+        """Keep a buffer out of band (falsy) unless it is too small to be worth it."""
+        flat = np.frombuffer(buffer.raw(), dtype=np.uint8)
+        self._buffers.append(flat)
+        return False
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            return self._reduce_tensor(obj)
+        if kind is np.ndarray:
+            return _reduce_array(obj)
+        if isinstance(obj, torch_compat.STORAGE_TYPES):
+            return self._reduce_storage(obj)
+        return NotImplemented
+
+    # -- tensors ------------------------------------------------------------------------
+
+    def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
+        if tensor.device.type not in {"cpu", "meta"}:
+            # Only the device's own inter-process handles can share such memory.
+            return torch_compat.reduce_device_tensor(tensor)
+        if tensor.requires_grad and not tensor.is_leaf:
+            message = (
+                "Cowardly refusing to serialize non-leaf tensor which requires_grad, since "
+                "autograd does not support crossing process boundaries.  If you just want to "
+                "transfer the data, call detach() on the tensor before serializing (e.g., "
+                "putting it on the queue)."
+            )
+            raise RuntimeError(message)
+        extras = (type(tensor) is torch.nn.Parameter, tensor.requires_grad)
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            return _rebuild_odd, (*_take_odd_apart(tensor), *extras)
+        if tensor.device.type == "meta":
+            size, stride = tuple(tensor.size()), tensor.stride()
+            return _rebuild_meta, (tensor.dtype, size, stride, *extras)
+        if tensor.is_quantized:
+            return _rebuild_quantized, (*_take_quantized_apart(tensor), *extras)
+        plain = tensor.detach()
+        if plain.is_conj() or plain.is_neg():
+            plain = plain.resolve_conj().resolve_neg()
+        return _rebuild_tensor, (*self._strided(plain), *extras)
+
+    def _strided(self, tensor: torch.Tensor) -> tuple[object, ...]:
+        size, stride = tuple(tensor.size()), tensor.stride()
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # noqa: SLF001 - the only identity that a storage has
+        known = self._storages.get(key)
+        if known is None:
+            span = _span_bytes(size, stride, tensor.element_size())
+            if storage.nbytes() >= COMPACT_RATIO * span and storage.nbytes() - span > COMPACT_MIN_BYTES:
+                start = tensor.storage_offset() * tensor.element_size()
+                flat = _flat_bytes(storage)[start : start + span]
+                return _Storage(flat), tensor.dtype, size, stride, 0
+            known = (_Storage(_flat_bytes(storage)), storage)
+            self._storages[key] = known  # holds the storage too: no address is used twice
+        return known[0], tensor.dtype, size, stride, tensor.storage_offset()
+
+    def _reduce_storage(self, storage: Any) -> Any:
+        untyped = storage if isinstance(storage, torch.UntypedStorage) else storage.untyped()
+        known = self._storages.get(untyped._cdata)  # noqa: SLF001 - as in _strided
+        if known is None:
+            known = (_Storage(_flat_bytes(untyped)), untyped)
+            self._storages[untyped._cdata] = known  # noqa: SLF001
+        if untyped is storage:
+            return _return_storage, (known[0],)
+        return torch_compat.rebuild_typed_storage, (known[0], storage.dtype)
+
+
+def _span_bytes(size: Sequence[int], stride: Sequence[int], item_bytes: int) -> int:
+    """Bytes from a view's first element to the end of its last."""
+    if 0 in size:
+        return 0
+    return (sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1) * item_bytes
+
+
+def _flat_bytes(storage: torch.UntypedStorage) -> np.ndarray[Any, Any]:
+    flat = torch.empty(0, dtype=torch.uint8)
+    return flat.set_(storage).numpy()  # type: ignore[call-overload,no-any-return]
+
+
+# -- the other way: rebuilt in main, found by name from the pickle ------------------------
+
+
+def _rebuild_storage(buffer: object) -> torch.UntypedStorage:
+    if not memoryview(buffer).nbytes:  # type: ignore[arg-type]
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _return_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return storage
+
+
+def _dress(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:  # noqa: FBT001
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    if requires_grad:
+        tensor.requires_grad_()
+    return tensor
+
+
+def _rebuild_tensor(  # noqa: PLR0913 - one argument a fact of the tensor
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    is_parameter: bool,  # noqa: FBT001
+    requires_grad: bool,  # noqa: FBT001
+) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)  # type: ignore[call-overload]
+    if is_parameter or requires_grad:
+        return _dress(tensor, is_parameter, requires_grad)
+    return tensor  # type: ignore[no-any-return]
+
+
+def _rebuild_meta(
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    is_parameter: bool,  # noqa: FBT001
+    requires_grad: bool,  # noqa: FBT001
+) -> torch.Tensor:
+    tensor = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    return _dress(tensor, is_parameter, requires_grad)
+
+
+def _take_odd_apart(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What a sparse or nested tensor is made of, as plain tensors."""
+    tensor = tensor.detach()
+    if tensor.is_nested:  # strided; the jagged kind is a subclass and reduces itself
+        return "nested", torch_compat.nested_parts(tensor), None, None
+    size = tuple(tensor.size())
+    if tensor.layout is torch.sparse_coo:
+        parts = (tensor._indices(), tensor._values())  # noqa: SLF001 - works uncoalesced too
+        return "coo", parts, size, tensor.is_coalesced()
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
+        parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        message = f"tensors of layout {tensor.layout} cannot cross a process border; call to_dense()"
+        raise NotImplementedError(message)
+    return "compressed", parts, size, tensor.layout
+
+
+def _rebuild_odd(  # noqa: PLR0913
+    kind: str,
+    parts: tuple[Any, ...],
+    shape: Any,
+    detail: Any,
+    is_parameter: bool,  # noqa: FBT001
+    requires_grad: bool,  # noqa: FBT001
+) -> torch.Tensor:
+    if kind == "nested":
+        tensor = torch_compat.rebuild_nested(parts)
+    elif kind == "coo":
+        tensor = torch.sparse_coo_tensor(*parts, size=shape, is_coalesced=detail)
+    else:
+        tensor = torch.sparse_compressed_tensor(*parts, size=shape, layout=detail)
+    return _dress(tensor, is_parameter, requires_grad)
+
+
+def _take_quantized_apart(tensor: torch.Tensor) -> tuple[object, ...]:
+    per_channel = tensor.qscheme() in {
+        torch.per_channel_affine,
+        torch.per_channel_affine_float_qparams,
+    }
+    how: tuple[object, ...]
+    if per_channel:
+        how = (tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points())
+        how = (*how, tensor.q_per_channel_axis())
+    else:
+        how = (tensor.q_scale(), tensor.q_zero_point())
+    return tensor.int_repr(), tensor.dtype, how
+
+
+def _rebuild_quantized(
+    ints: torch.Tensor,
+    dtype: torch.dtype,
+    how: tuple[Any, ...],
+    is_parameter: bool,  # noqa: FBT001
+    requires_grad: bool,  # noqa: FBT001
+) -> torch.Tensor:
+    return _dress(torch_compat.rebuild_quantized(ints, dtype, how), is_parameter, requires_grad)
+
+
+# -- arrays ------------------------------------------------------------------------------
+
+
+def _reduce_array(value: np.ndarray[Any, Any]) -> Any:
+    """NumPy's own pickle-5 way does it, once the array is contiguous."""
+    if value.dtype.hasobject or value.flags.c_contiguous or value.flags.f_contiguous:
+        return NotImplemented
+    return np.ascontiguousarray(value).__reduce_ex__(5)
+
+
+
+# What multiprocessing itself knows how to send (sockets, connections, partial methods),
+# without torch's entries, which would tie tensors to descriptors of a living worker.
+_DISPATCH = dict(copyreg.dispatch_table) | {
+    kind: reducer
+    for kind, reducer in ForkingPickler._extra_reducers.items()  # type: ignore[attr-defined] # noqa: SLF001
+    if not getattr(reducer, "__module__", "").startswith("torch")
+}

@@ -1,0 +1,1 @@
+"""Who makes batches: the zygote, the crew of workers it forks, and their streams."""

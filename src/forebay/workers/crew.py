@@ -1,0 +1,333 @@
+"""The workers alive now, as main sees them.
+
+Covers: starting the zygote and through it the workers, talking to each, learning of their
+ends, and ending them all. Does not cover: what they are told (flow/scheduler.py).
+
+Nothing here waits for a worker to start: its socket exists before it does, and tasks wait
+in it. What the zygote says (pids, exits) is read whenever somebody looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import socket
+import time
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from forebay.errors import NestedLoader, WorkersUnavailable
+from forebay.transport.lease import own_fork
+from forebay.workers.channel import Channel, ChannelClosed, make_channel_sockets
+from forebay.workers.messages import (
+    Exited,
+    Hatched,
+    Kill,
+    Quit,
+    Retire,
+    Spoiled,
+    Start,
+    Started,
+    Unable,
+)
+from forebay.workers.zygote import ArenaHandle, Unsealed, run_zygote
+
+if TYPE_CHECKING:
+    from forebay.transport.arena import Arena
+    from forebay.workers.job import Job
+
+RETIRE_S = 5.0
+"""How long workers may take to leave before they are killed; torch's own patience."""
+
+_HATCH_S = 300.0
+"""Longest wait for a pid: unpickling a large dataset takes minutes."""
+
+
+@final
+class WorkerProcess:
+    """One worker, with the verbs of `multiprocessing.Process` that frameworks use on it."""
+
+    def __init__(self, number: int, streams: tuple[int, ...], channel: Channel, crew: Crew) -> None:
+        self.number = number
+        self.streams = streams
+        self.channel = channel
+        self.name = f"Process-{number + 1}"
+        self.daemon = True
+        self.exitcode: int | None = None
+        self.known_pid: int | None = None
+        self.has_ended = False
+        self.is_retired = False
+        self._crew = crew
+        self._pidfd = -1
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; waits until the zygote has said it."""
+        if self.known_pid is None:
+            self._crew.wait_for(lambda: self.known_pid is not None or self.has_ended, _HATCH_S)
+        return self.known_pid
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        self._crew.read_control()
+        return not self.has_ended
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, at most `timeout` seconds."""
+        self._crew.wait_for(lambda: self.has_ended, timeout)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def started(self, pid: int, pidfd: int) -> None:
+        """The zygote has forked it."""
+        self.known_pid, self._pidfd = pid, pidfd
+
+    def ended(self, exit_code: int | None) -> None:
+        """It is gone; `exit_code` as far as known."""
+        self.exitcode, self.has_ended = exit_code, True
+        self._close_pidfd()
+
+    def close(self) -> None:
+        """Let go of descriptors."""
+        self.channel.close()
+        self._close_pidfd()
+
+    def _close_pidfd(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.has_ended or self.pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, number)  # never hits a reused pid
+            else:
+                os.kill(self.pid, number)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A message of one worker."""
+
+    worker: WorkerProcess
+    message: Any
+
+
+@final
+class Crew:
+    """One zygote and its workers.
+
+    Args:
+        context: The user's multiprocessing context.
+        job: What workers make.
+        arena: Where they put it.
+        streams_of: For each worker the streams that it carries.
+
+    Raises:
+        NestedLoader: This process may not have children.
+        Exception: What pickling the job raises, under spawn and forkserver.
+    """
+
+    def __init__(
+        self, context: Any, job: Job, arena: Arena, streams_of: tuple[tuple[int, ...], ...]
+    ) -> None:
+        current = multiprocessing.current_process()
+        if current.daemon:
+            raise NestedLoader(current.name, job.num_streams)
+        self.start_method: str = context.get_start_method()
+        self.hatched: Hatched | None = None
+        self.fault: BaseException | None = None
+        self.closures = 0
+        """How many channels have been closed: pollers must be made anew then."""
+        self._owner_pid = os.getpid()
+        self._zygote, self._control = self._start_zygote(context, job, arena)
+        self.workers = [
+            self._start_worker(number, streams) for number, streams in enumerate(streams_of)
+        ]
+
+    @property
+    def zygote_pid(self) -> int:
+        """The process that stands for the whole tree below it."""
+        return self._zygote.pid or 0
+
+    def register(self, poller: select.poll) -> None:
+        """Have `poller` wake when anybody says something."""
+        if self._control.fileno() >= 0:
+            poller.register(self._control.fileno(), select.POLLIN)
+        for worker in self.workers:
+            self.register_worker(poller, worker)
+
+    def register_worker(self, poller: select.poll, worker: WorkerProcess) -> None:
+        """The same for one worker; also when its socket takes what it did not take before."""
+        if worker.channel.fileno() >= 0:
+            wanted = select.POLLIN | (select.POLLOUT if worker.channel.has_unsent else 0)
+            poller.register(worker.channel.fileno(), wanted)
+
+    def hear(self, ready: set[int]) -> list[Heard]:
+        """What the workers whose descriptors are in `ready` have said, each in its order."""
+        if self._control.fileno() in ready:
+            self.read_control()
+        heard = []
+        for worker in self.workers:
+            if worker.channel.fileno() in ready:
+                heard += [Heard(worker, message) for message in self._receive(worker)]
+        return heard
+
+    def _receive(self, worker: WorkerProcess) -> list[Any]:
+        try:
+            worker.channel.flush()
+            return worker.channel.receive()
+        except ChannelClosed:
+            worker.channel.close()
+            self.closures += 1
+            if not worker.is_retired and not worker.has_ended:
+                # The exit status follows from the zygote within milliseconds.
+                self.wait_for(lambda: worker.has_ended, RETIRE_S)
+            return []
+
+    def tell(self, worker: WorkerProcess, message: object) -> None:
+        """Send `message`; to a worker that is gone it is simply lost."""
+        with contextlib.suppress(ChannelClosed):
+            worker.channel.send(message)
+
+    def read_control(self) -> None:
+        """Take in what the zygote has said."""
+        if self._control.fileno() < 0:
+            return
+        try:
+            for message in self._control.receive():
+                self._note(message)
+        except ChannelClosed:
+            self._control.close()
+            self.closures += 1
+            for worker in self.workers:
+                if not worker.has_ended:
+                    worker.ended(None)
+
+    def wait_for(self, is_true: Any, timeout: float | None) -> None:
+        """Read the zygote's words until `is_true()`, at most `timeout` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        self.read_control()
+        while not is_true() and self._control.fileno() >= 0:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            poller = select.poll()
+            poller.register(self._control.fileno(), select.POLLIN)
+            poller.poll(None if left is None else left * 1000)
+            self.read_control()
+
+    def retire(self) -> None:
+        """End all workers in an orderly way, then the zygote. Bounded; safe to call twice."""
+        if os.getpid() != self._owner_pid or self._control.fileno() < 0:
+            return
+        for worker in self.workers:
+            worker.is_retired = True
+            self.tell(worker, Retire())
+        self._drain_until_gone()
+        with contextlib.suppress(ChannelClosed):
+            self._control.send(Quit())
+        self._zygote.join(RETIRE_S)
+        if self._zygote.is_alive():
+            self._zygote.kill()
+            self._zygote.join(RETIRE_S)
+        self.read_control()
+        self._control.close()
+        for worker in self.workers:
+            if not worker.has_ended:
+                worker.ended(None)
+            worker.close()
+        self._zygote.close()
+
+    def _drain_until_gone(self) -> None:
+        """Read what workers still say, so that none is stuck sending, until all have left."""
+        until = time.monotonic() + RETIRE_S
+        while not all(worker.has_ended for worker in self.workers):
+            left = until - time.monotonic()
+            if left <= 0 or self._control.fileno() < 0:
+                for worker in self.workers:
+                    self._kill(worker)
+                self.wait_for(lambda: all(w.has_ended for w in self.workers), RETIRE_S)
+                return
+            poller = select.poll()
+            self.register(poller)
+            self.hear({fd for fd, _ in poller.poll(left * 1000)})
+
+    def _kill(self, worker: WorkerProcess) -> None:
+        with contextlib.suppress(ChannelClosed):
+            self._control.send(Kill(worker.number))
+
+    # -- starting ---------------------------------------------------------------------------
+
+    def _start_zygote(self, context: Any, job: Job, arena: Arena) -> tuple[Any, Channel]:
+        ours, theirs = make_channel_sockets()
+        given = job if self.start_method == "fork" else Unsealed(job)
+        handle = ArenaHandle(arena.fd, arena.reserve_bytes)
+        process = context.Process(
+            target=run_zygote, args=(theirs, os.getpid(), given, handle), name="forebay-zygote"
+        )
+        process.daemon = True  # so that multiprocessing ends it when the interpreter exits
+        try:
+            with own_fork():
+                process.start()
+        except (TypeError, AttributeError, pickle.PicklingError):
+            ours.close()
+            warnings.warn(_PICKLE_HINT, stacklevel=2)
+            raise
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        channel = Channel(ours, is_blocking=False)
+        channel.expect_fds()
+        return process, channel
+
+    def _start_worker(self, number: int, streams: tuple[int, ...]) -> WorkerProcess:
+        ours, theirs = make_channel_sockets()
+        with theirs, contextlib.suppress(ChannelClosed):
+            self._control.send(Start(number, streams), (theirs.fileno(),))
+        return WorkerProcess(number, streams, Channel(ours, is_blocking=False), self)
+
+    def _note(self, message: Any) -> None:
+        if isinstance(message, Hatched):
+            self.hatched = message
+        elif isinstance(message, Started):
+            self.workers[message.worker].started(message.pid, self._control.take_fd())
+        elif isinstance(message, Exited):
+            self.workers[message.worker].ended(message.exit_code)
+        elif isinstance(message, Spoiled):
+            self.fault = _unwrap(message.error)
+        elif isinstance(message, Unable):
+            self.fault = WorkersUnavailable(f"could not fork worker {message.worker} ({message.why})")
+            self.workers[message.worker].ended(None)
+
+
+def _unwrap(error: Any) -> BaseException:
+    try:
+        error.reraise()
+    except BaseException as raised:  # noqa: BLE001 - any type the user's class may raise
+        return raised
+    raise AssertionError
+
+
+_PICKLE_HINT = (
+    "Got pickle error when attempting to start a worker Process. "
+    "This might be because the worker Process arguments are not picklable. "
+    "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
+    "to 'forkserver', which requires the worker Process arguments to be picklable. "
+    "You can also try multiprocessing.set_start_method('fork')."
+)

@@ -1,0 +1,185 @@
+"""What main, zygote and workers say to each other.
+
+Covers: the closed sets of messages, one class each. Does not cover: how they travel
+(channel.py).
+
+They are NamedTuples, not dataclasses: as immutable, and a third of the cost to pickle,
+which a batch of 4 KB feels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+from forebay.transport.lease import Span
+
+DISCARD = -1
+"""A task's capacity when its result is not wanted: only its effects on the stream are."""
+
+# -- main -> worker ---------------------------------------------------------------------------
+
+
+class Task(NamedTuple):
+    """Make one batch.
+
+    Attributes:
+        serial: The ticket's number, never reused within an iterator.
+        stream: Whose random state and dataset copy makes it.
+        indices: As the sampler gave them; None for iterable datasets without batching.
+        seed: Set under `seeding="batch"`: seeds the generators before the fetch.
+        offset, capacity_bytes: Where the result may go; capacity 0 means ask first.
+        is_metered: Whether the peak of this fetch is to be measured.
+    """
+
+    serial: int
+    stream: int
+    indices: Any
+    seed: int | None
+    offset: int
+    capacity_bytes: int
+    is_metered: bool
+
+
+class Room(NamedTuple):
+    """The answer to `Need`. Capacity 0: there is none, drop the batch."""
+
+    serial: int
+    offset: int
+    capacity_bytes: int
+
+
+class Resume(NamedTuple):
+    """A new epoch of persistent workers: fetchers are made anew."""
+
+
+class Keep(NamedTuple):
+    """Heap that a worker may keep between fetches before it trims, in bytes."""
+
+    heap_bytes: int
+
+
+class Retire(NamedTuple):
+    """Orderly end: run the exit function and leave with exit code 0."""
+
+
+# -- worker -> main ---------------------------------------------------------------------------
+
+
+class Made(NamedTuple):
+    """What a metered fetch cost: peak growth while it ran, private bytes after it."""
+
+    peak_bytes: int
+    private_bytes: int
+
+
+class Done(NamedTuple):
+    """A finished batch.
+
+    Attributes:
+        serial: The ticket's number.
+        head: Structure; empty when it was too long for a message and is the last span.
+        spans: Where its buffers lie in the arena; empty for an inline batch.
+        inline: The buffers themselves, when they are small.
+        used_bytes: Prefix of the block that the batch needs.
+        touched_bytes: Prefix of the block that was ever written.
+        made: What the fetch cost, when it was metered.
+    """
+
+    serial: int
+    head: bytes
+    spans: tuple[Span, ...]
+    inline: tuple[bytearray, ...]
+    used_bytes: int
+    touched_bytes: int
+    made: Made | None
+
+
+class Need(NamedTuple):
+    """The result is larger than the draft: `size_bytes` in all. The worker waits for `Room`."""
+
+    serial: int
+    size_bytes: int
+
+
+class Failed(NamedTuple):
+    """User code raised; `error` is torch's picklable wrapper of it."""
+
+    serial: int
+    error: Any
+
+
+class StreamEnd(NamedTuple):
+    """An iterable dataset's copy in this stream has ended."""
+
+    serial: int
+    stream: int
+
+
+WorkerMessage: TypeAlias = Done | Need | Failed | StreamEnd
+
+# -- main -> zygote ---------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """Fork a worker; its end of the channel comes along as a descriptor."""
+
+    worker: int
+    streams: tuple[int, ...]
+
+
+class Kill(NamedTuple):
+    """End a worker at once."""
+
+    worker: int
+
+
+class Quit(NamedTuple):
+    """All is over: end what still runs, and yourself."""
+
+
+# -- zygote -> main ---------------------------------------------------------------------------
+
+
+class Hatched(NamedTuple):
+    """The zygote can fork workers now.
+
+    Attributes:
+        pid: Of the process that forks them.
+        shares_dataset: Whether they are forked with the dataset, or each unpickles it.
+        found: What unpickling the dataset started or opened, when it may not be shared.
+    """
+
+    pid: int
+    shares_dataset: bool
+    found: tuple[str, ...]
+
+
+class Started(NamedTuple):
+    """A worker runs; a descriptor of its process comes along."""
+
+    worker: int
+    pid: int
+
+
+class Unable(NamedTuple):
+    """A worker could not be started (no memory, no descriptors); `why` is the system's word."""
+
+    worker: int
+    why: str
+
+
+class Exited(NamedTuple):
+    """A worker has ended and was reaped."""
+
+    worker: int
+    pid: int
+    exit_code: int
+
+
+class Spoiled(NamedTuple):
+    """The dataset could not be unpickled; `error` is torch's wrapper of why."""
+
+    error: Any
+
+
+ZygoteMessage: TypeAlias = Hatched | Started | Unable | Exited | Spoiled

@@ -1,0 +1,167 @@
+"""Streams: torch's logical workers, kept apart when they share a process.
+
+Covers: the three global generators of a stream, its seed, its fetcher, and switching
+between the streams that one process carries. Does not cover: which process carries which
+stream (crew.py).
+
+torch ties batch i to worker i mod W, whose random state runs on from batch to batch. So
+there are always W streams, whatever the number of processes; a process with several
+switches the generators when the stream changes (0.2 ms), one with a single stream never.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from forebay import torch_compat
+from forebay.workers.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """The states of Python's, NumPy's and torch's global generators."""
+
+    python: tuple[Any, ...]
+    numpy: Any
+    torch: torch.Tensor
+
+    @classmethod
+    def take(cls) -> RandomState:
+        """The states now."""
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())  # noqa: NPY002
+
+    def put(self) -> None:
+        """Make the generators go on from here."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        torch.set_rng_state(self.torch)
+
+
+def seed_generators(base_seed: int, number: int) -> None:
+    """Seed the global generators as torch does in worker `number`."""
+    random.seed(base_seed + number)
+    torch.manual_seed(base_seed + number)
+    np.random.seed(torch_compat.generate_numpy_state(base_seed, number))  # noqa: NPY002
+
+
+_MASK = (1 << 63) - 1
+
+
+def mix_seed(base_seed: int, epoch: int, serial: int) -> int:
+    """One 63-bit seed a batch, for `seeding="batch"`.
+
+    splitmix64's finaliser (Steele, Lea and Flood 2014) over the three numbers: equal
+    neighbours give unrelated seeds, and every platform the same ones.
+    """
+    value = base_seed & _MASK
+    for number in (epoch, serial):
+        value = (value + 0x9E3779B97F4A7C15 * (number + 1)) & ((1 << 64) - 1)
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & ((1 << 64) - 1)
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & ((1 << 64) - 1)
+        value ^= value >> 31
+    return value & _MASK
+
+
+@final
+@dataclass(slots=True)
+class Stream:
+    """One logical worker.
+
+    Attributes:
+        number: torch's worker id.
+        state: Its generators while another stream of the process runs; else None.
+        fetcher: torch's fetcher; None until the stream starts, or when starting it raised.
+        fault: What starting it raised; the answer to its first task, as in torch.
+        has_ended: Its iterable dataset is exhausted.
+    """
+
+    number: int
+    state: RandomState | None = None
+    fetcher: Any = None
+    fault: Any = None
+    has_ended: bool = False
+    is_started: bool = field(default=False)
+
+
+@final
+class Streams:
+    """The streams that this process carries; at most one of them is current."""
+
+    def __init__(self, job: Job, numbers: tuple[int, ...]) -> None:
+        self._job = job
+        self._streams = {number: Stream(number) for number in numbers}
+        self._current: Stream | None = None
+
+    def start_all(self) -> None:
+        """Seed and initialise every stream, in order, as torch's workers do at their start."""
+        for number in self._streams:
+            self.enter(number)
+
+    def enter(self, number: int) -> Stream:
+        """Make stream `number` current: its generators, its worker info."""
+        stream = self._streams[number]
+        if stream is self._current:
+            return stream
+        if self._current is not None:
+            self._current.state = RandomState.take()
+        self._current = stream
+        if stream.is_started:
+            if stream.state is not None:
+                stream.state.put()
+                stream.state = None
+            self._show_info(stream)
+        else:
+            self._start(stream)
+        return stream
+
+    def resume(self) -> None:
+        """A new epoch of persistent workers: new fetchers, same generators and datasets."""
+        for number in self._streams:
+            stream = self.enter(number)
+            stream.has_ended = False
+            self._make_fetcher(stream)
+
+    def run_exit_fn(self) -> None:
+        """The user's exit function, once for each stream."""
+        if self._job.exit_fn is not None:
+            for number in self._streams:
+                self.enter(number)
+                self._job.exit_fn(number)
+
+    def _start(self, stream: Stream) -> None:
+        job = self._job
+        stream.is_started = True
+        seed_generators(job.base_seed, stream.number)
+        self._show_info(stream)
+        try:
+            if job.init_fn is not None:
+                job.init_fn(stream.number)
+        except Exception:
+            stream.fault = torch_compat.WorkerException(where=_where(stream.number))
+            return
+        self._make_fetcher(stream)
+
+    def _make_fetcher(self, stream: Stream) -> None:
+        job = self._job
+        try:
+            stream.fetcher = torch_compat.make_fetcher(
+                job.kind, job.dataset, job.auto_collation, job.collate_fn, job.drop_last
+            )
+        except Exception:
+            stream.fault = torch_compat.WorkerException(where=_where(stream.number))
+
+    def _show_info(self, stream: Stream) -> None:
+        job = self._job
+        torch_compat.set_worker_info(
+            stream.number, job.num_streams, job.base_seed + stream.number, job.dataset
+        )
+
+
+def _where(number: int) -> str:
+    """torch's words for the place of an error; tests and tools match them."""
+    return f"in DataLoader worker process {number}"

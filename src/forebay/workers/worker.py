@@ -1,0 +1,316 @@
+"""The worker: tasks in, batches out.
+
+Covers: the life of one worker process from its fork to its end, and making one batch.
+Does not cover: who forks it (zygote.py), which task it gets when (flow/scheduler.py).
+
+Letters F and G of the way of a batch: fetch samples, collate into the block, say `Done`,
+or `Need` when the block is too small and wait for a larger one. A worker allocates nothing
+shared and takes no lock: it is told an offset and a capacity.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import socket
+from collections import deque
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from forebay import torch_compat
+from forebay.memory.peak import PeakMeter, trim_heap
+from forebay.transport.codec import Encoded, encode
+from forebay.transport.lease import INLINE_BYTES
+from forebay.units import MIB
+from forebay.workers.channel import Channel, ChannelClosed
+from forebay.workers.job import Job
+from forebay.workers.messages import (
+    DISCARD,
+    Done,
+    Failed,
+    Keep,
+    Made,
+    Need,
+    Resume,
+    Retire,
+    Room,
+    StreamEnd,
+    Task,
+)
+from forebay.workers.rows import Rows, plan_rows
+from forebay.workers.space import Mapping, Space, estimate_size
+from forebay.workers.streams import Stream, Streams, seed_generators
+
+LIST_BYTES = MIB
+"""Up to here a batch is made from the list of its samples, as torch does: a stack call over
+64 rows is cheaper than 64 copies. Above, row by row, without the list."""
+
+HEAD_BYTES = 64 * 1024
+"""A structure longer than this travels in the block, where it is counted."""
+
+
+class _StoppedInDataset(Exception):  # noqa: N818 - carries a StopIteration through a generator
+    """A map-style dataset raised StopIteration: an error of its own, not the end of a loop."""
+
+
+class _NoRoom(Exception):  # noqa: N818 - main's answer, not a mistake
+    """Main has no room for this batch; it has told the consumer."""
+
+
+def run_worker(sock: socket.socket, job: Job, streams: tuple[int, ...], mapping: Mapping) -> None:
+    """Serve tasks until told to retire, or until main is gone."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch_compat.set_worker_signals()
+    torch_compat.set_worker_thread_name()
+    torch.set_num_threads(1)
+    channel = Channel(sock, is_blocking=True)
+    try:
+        _Worker(channel, job, streams, mapping).serve()
+    except KeyboardInterrupt:
+        pass  # the main process raises it where the user sees it
+    except ChannelClosed:
+        pass  # main is gone, or has let go of us
+    finally:
+        channel.close()
+
+
+@final
+class _Worker:
+    def __init__(
+        self, channel: Channel, job: Job, streams: tuple[int, ...], mapping: Mapping
+    ) -> None:
+        self._channel = channel
+        self._job = job
+        self._mapping = mapping
+        self._streams = Streams(job, streams)
+        self._is_iterable = torch_compat.is_iterable_kind(job.kind)
+        # Messages read while waiting for room; served before the channel is read again.
+        self._inbox: deque[Any] = deque()
+        self._meter = PeakMeter()
+        self._keep_bytes = 16 * MIB
+        self._floor_bytes: int | None = None
+
+    def serve(self) -> None:
+        self._streams.start_all()
+        while True:
+            message = self._next_message()
+            if isinstance(message, Task):
+                self._run(message)
+            elif isinstance(message, Resume):
+                self._streams.resume()
+            elif isinstance(message, Keep):
+                self._keep_bytes = message.heap_bytes
+                trim_heap()
+            elif isinstance(message, Retire):
+                self._streams.run_exit_fn()
+                return
+
+    def _next_message(self) -> Any:
+        if not self._inbox:
+            self._inbox.extend(self._channel.receive())
+        return self._inbox.popleft()
+
+    # -- one task -------------------------------------------------------------------------
+
+    def _run(self, task: Task) -> None:
+        if task.is_metered:
+            self._meter.start()
+        try:
+            answer = self._make(task)
+        except _NoRoom:
+            return
+        except _StoppedInDataset as stop:
+            answer = Failed(task.serial, _wrap_cause(stop, task.stream))
+        except Exception:
+            answer = Failed(task.serial, _wrap_error(task.stream))
+        if task.is_metered and isinstance(answer, Done):
+            making = self._meter.stop()
+            answer = answer._replace(made=Made(making.peak_bytes, making.private_bytes))
+            self._channel.send(answer)
+            self._trim_if_above_share(making.private_bytes)
+        else:
+            self._channel.send(answer)
+
+    def _trim_if_above_share(self, private_bytes: int) -> None:
+        if self._floor_bytes is None:
+            trim_heap()
+            self._floor_bytes = private_bytes
+        elif private_bytes - self._floor_bytes > self._keep_bytes:
+            trim_heap()
+
+    def _make(self, task: Task) -> Done | Failed | StreamEnd:
+        stream = self._streams.enter(task.stream)
+        if stream.fault is not None:
+            fault, stream.fault = stream.fault, None
+            return Failed(task.serial, fault)
+        if stream.has_ended:
+            return StreamEnd(task.serial, task.stream)
+        if task.seed is not None:
+            seed_generators(task.seed, 0)
+        space = Space(self._mapping, task.offset, task.capacity_bytes)
+        try:
+            if task.capacity_bytes == DISCARD:
+                stream.fetcher.fetch(task.indices)  # only its effects on the stream are wanted
+                return Done(task.serial, b"", (), (), 0, 0, None)
+            return self._fetch(task, stream, space)
+        except StopIteration:
+            if not self._is_iterable:
+                raise
+            stream.has_ended = True
+            return StreamEnd(task.serial, task.stream)
+
+    def _fetch(self, task: Task, stream: Stream, space: Space) -> Done:
+        if not (self._job.has_default_collate and self._job.auto_collation):
+            return self._pack(task, stream.fetcher.fetch(task.indices), space)
+        if not self._is_iterable and getattr(self._job.dataset, "__getitems__", None):
+            samples = self._job.dataset.__getitems__(task.indices)
+            return self._pack(task, _collate_list(samples, space), space)
+        return self._fetch_by_rows(task, stream, space)
+
+    def _fetch_by_rows(self, task: Task, stream: Stream, space: Space) -> Done:
+        samples = self._iterate(task, stream)
+        length = len(task.indices)
+        try:
+            first = next(samples)
+        except StopIteration:
+            if self._is_iterable:
+                raise
+            return self._pack(task, torch_compat.collate_privately([]), space)
+        rows = plan_rows(first, length)
+        if rows is None or rows.size_bytes <= LIST_BYTES:
+            listed = [first, *samples]
+            self._refuse_short(task, len(listed))
+            return self._pack(task, _collate_list(listed, space), space)
+        if rows.size_bytes > space.capacity_bytes:
+            try:
+                space = self._ask_for_room(task, rows.size_bytes)
+            except _NoRoom:
+                for sample in samples:  # the stream's random state must move on as in torch
+                    del sample
+                raise
+        batch = self._write_rows(task, rows, first, samples, space)
+        return self._pack(task, batch, space)
+
+    def _write_rows(self, task: Task, rows: Rows, first: Any, samples: Any, space: Space) -> Any:
+        def open_rows(size_bytes: int) -> torch.Tensor:
+            flat = space.take(size_bytes)
+            assert flat is not None
+            return flat
+
+        rows.open(open_rows)
+        rows.put(first)
+        del first
+        count = 1
+        for sample in samples:
+            if not rows.put(sample):
+                listed = [*rows.unwrite(), sample, *samples]
+                self._refuse_short(task, len(listed))
+                return torch_compat.collate_privately(listed)
+            count += 1
+            del sample
+        self._refuse_short(task, count)
+        return rows.finish()
+
+    def _iterate(self, task: Task, stream: Stream) -> Any:
+        """The samples of a task, one at a time, in torch's order of calls."""
+        if not self._is_iterable:
+            return _iterate_map(self._job.dataset, task.indices)
+        return _iterate_stream(stream.fetcher, len(task.indices))
+
+    def _refuse_short(self, task: Task, count: int) -> None:
+        if self._is_iterable and self._job.drop_last and count < len(task.indices):
+            raise StopIteration
+
+    # -- the result -------------------------------------------------------------------------
+
+    def _pack(self, task: Task, batch: Any, space: Space) -> Done:
+        encoded = encode(batch)
+        head = encoded.head
+        lengths = [buffer.nbytes for buffer in encoded.buffers]
+        if sum(lengths) + len(head) <= INLINE_BYTES and not space.used_bytes:
+            inline = tuple(bytearray(buffer.data) for buffer in encoded.buffers)
+            return Done(task.serial, head, (), inline, 0, 0, None)
+        buffers = encoded.buffers
+        if len(head) > HEAD_BYTES:
+            buffers, head = (*buffers, np.frombuffer(head, np.uint8)), b""
+        return self._write(task, Encoded(head, buffers), space, batch)
+
+    def _write(self, task: Task, encoded: Encoded, space: Space, batch: Any) -> Done:
+        touched = space.used_bytes
+        spans = [space.bring(buffer) for buffer in encoded.buffers]
+        touched = max(touched, space.used_bytes)
+        if None in spans:
+            # Too small: main gives another block, and what lies in the old one is copied
+            # over before main hears `Done` and takes the old one back.
+            size = estimate_size([buffer.nbytes for buffer in encoded.buffers])
+            space = self._ask_for_room(task, size)
+            spans = [space.bring(buffer) for buffer in encoded.buffers]
+            touched = space.used_bytes
+            assert None not in spans
+        del batch
+        return Done(task.serial, encoded.head, tuple(spans), (), space.used_bytes, touched, None)  # type: ignore[arg-type]
+
+    def _ask_for_room(self, task: Task, size_bytes: int) -> Space:
+        """A block that is large enough; tasks that arrive meanwhile wait in the inbox."""
+        self._channel.send(Need(task.serial, size_bytes))
+        room: Room | None = None
+        while room is None:
+            for message in self._channel.receive():
+                if isinstance(message, Room) and message.serial == task.serial:
+                    room = message
+                else:
+                    self._inbox.append(message)
+        if not room.capacity_bytes:
+            raise _NoRoom
+        return Space(self._mapping, room.offset, room.capacity_bytes)
+
+
+def _collate_list(samples: list[Any], space: Space) -> Any:
+    """torch's `default_collate`, its stacks written into the block where they fit."""
+    return torch_compat.collate_privately(samples, space.take)
+
+
+def _iterate_map(dataset: Any, indices: Any) -> Any:
+    for index in indices:
+        try:
+            sample = dataset[index]
+        except StopIteration as stop:
+            raise _StoppedInDataset from stop
+        yield sample
+        del sample
+
+
+def _iterate_stream(fetcher: Any, length: int) -> Any:
+    """Up to `length` samples of an iterable dataset, with torch's rules of ending."""
+    if fetcher.ended:
+        raise StopIteration
+    iterator = fetcher.dataset_iter
+
+    def samples() -> Any:
+        for _ in range(length):
+            try:
+                yield next(iterator)
+            except StopIteration:
+                fetcher.ended = True
+                return
+
+    return samples()
+
+
+def _wrap_cause(error: Exception, stream: int) -> Any:
+    try:
+        raise error.__cause__ or error
+    except Exception:
+        return _wrap_error(stream)
+
+
+def _wrap_error(stream: int) -> Any:
+    """The current exception as torch wraps it; as text alone if its class cannot travel."""
+    wrapped = torch_compat.WorkerException(where=f"in DataLoader worker process {stream}")
+    try:
+        pickle.loads(pickle.dumps(wrapped))
+    except Exception:
+        wrapped.exc_type = RuntimeError
+    return wrapped
