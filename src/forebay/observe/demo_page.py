@@ -23,6 +23,10 @@ COLOURS: Final = {
     "torch-prefetch1": "--torch-one",
     "forebay": "--forebay",
 }
+Y_FROM_FRAC: Final = 0.5
+"""The memory figure starts at this part of the job's own need: what lies below is
+torch itself, the same for all, and would press the difference flat."""
+
 CURVE_BUCKETS: Final = 700
 """Points of a curve, in pairs (least and most of each bucket): as many as a wide
 screen has pixels, and no peak is lost."""
@@ -94,9 +98,16 @@ def ending_words(run: Run) -> str:
         case Finished(oom_kills=kills):
             return f"finished, {kills} killed workers replaced"
         case Killed():
-            return f"killed after {len(run.steps)} steps"
+            return f"killed {_after(run)}"
         case Broken(why):
-            return f"failed after {len(run.steps)} steps: {why.splitlines()[-1]}"
+            return f"failed {_after(run)}: {why.splitlines()[-1]}"
+
+
+def _after(run: Run) -> str:
+    count = len(run.steps)
+    if not count:
+        return "before its first step"
+    return f"after {count} step{'s' if count > 1 else ''}"
 
 
 def _ours(contest: Contest) -> Entry:
@@ -116,7 +127,9 @@ def _tiles(contest: Contest) -> Iterable[report.Tile]:
     theirs = [each.figures.images_per_s for each in _theirs(contest)]
     known = [each for each in theirs if each is not None]
     if rate is not None and known:
-        yield report.Tile(f"{rate / max(known):.2f}x", "images/s of forebay, of the faster torch")
+        yield report.Tile(
+            f"{rate / max(known):.2f}x", "forebay's images/s, against the faster torch"
+        )
 
 
 def _memory_section(contest: Contest) -> report.Html:
@@ -136,6 +149,7 @@ def _memory_section(contest: Contest) -> report.Html:
             ),
         ],
         bands=[report.Band("--forebay-soft", need_bytes / MIB, budget_top_bytes / MIB)],
+        y_from=Y_FROM_FRAC * need_bytes / MIB,
         moments=[
             _kill(each) for each in contest.entries if isinstance(each.limited.ending, Killed)
         ],
@@ -146,8 +160,8 @@ def _memory_section(contest: Contest) -> report.Html:
     )
     if any(each.limited is not each.measured for each in contest.entries):
         words += (
-            " A cross marks where a run was killed at the limit; the dashed line is the same run "
-            "again without a limit, to show what it would have needed."
+            " A cross marks where a run was killed at the limit; its line is the same run again "
+            "without a limit, to show what it would have needed."
         )
     return report.section("Memory over time", figure, lead=words)
 
@@ -164,7 +178,7 @@ def _curve(entry: Entry) -> report.Curve:
         colour=COLOURS[entry.name],
         x=[round(each.t_s - start_s, 3) for each in kept],
         y=[round(each.held_bytes / MIB, 1) for each in kept],
-        dash="dash" if again else "solid",
+        width=1.6 if again else 2.4,
     )
 
 
@@ -249,7 +263,7 @@ def _table_section(contest: Contest) -> report.Html:
     if saw_same_batches(contest):
         notes.append("Equal losses are no accident: the batches were equal bit for bit.")
     return report.section(
-        "The three in numbers", report.table(TABLE_COLUMNS, rows), report.paragraphs(notes)
+        "The three in numbers", report.table(TABLE_COLUMNS, rows), report.notes(notes)
     )
 
 

@@ -42,6 +42,7 @@ class Curve:
     x: Sequence[float]
     y: Sequence[float]
     dash: str = "solid"
+    width: float = 2.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +116,18 @@ def line_figure(
     levels: Iterable[Level] = (),
     bands: Iterable[Band] = (),
     moments: Iterable[Moment] = (),
+    y_from: float = 0.0,
 ) -> Html:
-    """Lines over one x; the hover text shows all of them at one x."""
-    go = _plotly_figures()
-    figure = go.Figure()
-    for curve in curves:
+    """Lines over one x, which starts at 0; y starts at `y_from`."""
+    drawn = list(curves)
+    figure = _plotly_figures().Figure()
+    for curve in drawn:
         figure.add_scatter(
             x=list(curve.x),
             y=list(curve.y),
             name=curve.name,
             mode="lines",
-            line={"color": f"var({curve.colour})", "width": 2.25, "dash": curve.dash},
+            line={"color": f"var({curve.colour})", "width": curve.width, "dash": curve.dash},
         )
     for moment in moments:
         _add_moment(figure, moment)
@@ -136,6 +138,8 @@ def line_figure(
     for level in levels:
         _add_level(figure, level)
     figure.update_layout(hovermode="x unified", **_layout(x_title, y_title))
+    figure.update_xaxes(range=[0, max((max(each.x, default=1) for each in drawn), default=1)])
+    figure.update_yaxes(autorangeoptions={"include": y_from, "minallowed": y_from})
     return _embed(figure)
 
 
@@ -153,7 +157,8 @@ def bar_figure(names: Sequence[str], parts: Iterable[Bars], *, value_title: str)
         )
     figure.update_layout(barmode="stack", bargap=0.42, **_layout(value_title, ""))
     figure.update_layout(
-        height=130 + 62 * len(names),
+        height=140 + 62 * len(names),
+        legend={"traceorder": "normal"},
         yaxis={"autorange": "reversed", "showgrid": False, "automargin": True},
     )
     return _embed(figure)
@@ -165,6 +170,8 @@ def _add_moment(figure: Any, moment: Moment) -> None:
         y=[moment.y],
         name=moment.name,
         mode="markers",
+        showlegend=False,
+        cliponaxis=False,
         marker={
             "symbol": "x",
             "size": 13,
@@ -182,6 +189,8 @@ def _add_level(figure: Any, level: Level) -> None:
         annotation={
             "text": level.name,
             "font": {"color": f"var({level.colour})", "size": 12},
+            "bgcolor": "var(--card-veil)",
+            "borderpad": 1,
             "xanchor": "right",
             "yanchor": "bottom",
             "x": 1,
@@ -209,7 +218,7 @@ def _layout(x_title: str, y_title: str) -> dict[str, Any]:
         "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--grid)"},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
         "xaxis": {**axis, "title": {"text": x_title, **title}, "showgrid": False},
-        "yaxis": {**axis, "title": {"text": y_title, **title}, "rangemode": "tozero"},
+        "yaxis": {**axis, "title": {"text": y_title, **title}, "nticks": 7},
     }
 
 
@@ -273,6 +282,11 @@ def marked(words: str, mood: str) -> Html:
 def paragraphs(texts: Iterable[str]) -> Html:
     """Plain paragraphs."""
     return Html("".join(f"<p>{html.escape(text)}</p>" for text in texts))
+
+
+def notes(texts: Iterable[str]) -> Html:
+    """Small print under a table or a figure."""
+    return Html("".join(f'<p class="note">{html.escape(text)}</p>' for text in texts))
 
 
 def section(title: str, *content: Html, lead: str = "") -> Html:
