@@ -124,7 +124,7 @@ def run_contestant(
         errors = stack.enter_context(tempfile.TemporaryFile())
         child = stack.enter_context(_started(_command(contestant, job), group, errors))
         stack.callback(_end_all, child, group)
-        sampler = stack.enter_context(Sampler(child.pid, group))
+        sampler = stack.enter_context(Sampler(child.pid, group, parts_period_s=None))
         for event in _events(child):
             match event.pop("event"):
                 case "mark":

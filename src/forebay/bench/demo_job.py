@@ -9,8 +9,7 @@ Does not cover: the memory group it runs in, and judging it (contestant.py, verd
 Warming up matters for what is measured. Before the mark `baseline` the job
 trains a few steps on one made-up batch, so model, gradients, optimizer and the
 allocator of the training code are at their peak once while no loader exists.
-That peak, less the one batch, is the job's own need; what the job holds above
-it later is there because of the loader. Then all of it is dropped and given
+That peak, less the one batch, is the job's own need. Then all of it is dropped and given
 back to the system: as in a usual script, the loader starts its workers from a
 process that has not trained yet. (Without this, every forked worker would keep
 the old copy of pages that training rewrites, about 100 MiB here.)
@@ -128,7 +127,7 @@ class Training:
         """Forward, backward, update; the loss before the update."""
         loss = functional.cross_entropy(self._model(pictures), turns)
         self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._optimizer.step()
         return loss.item()
 

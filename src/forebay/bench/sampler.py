@@ -1,9 +1,9 @@
 """What a job holds over time, read from outside.
 
-Covers: a thread that reads the job's memory cgroup every 10 ms, a second one
-that splits it by process (main and children) every 200 ms, and the record of
-both. Where no cgroup can be made the process tree is read every 50 ms instead,
-and the record says so.
+Covers: a thread that reads the job's memory cgroup and its main process every
+10 ms, a second one that asks every process for its share every 200 ms, and the
+record of both. Where no cgroup can be made the process tree is read every 50 ms
+instead, and the record says so.
 Does not cover: making the group (cgroup.py), what the loader says about itself
 (`loader.stats()`), drawing (observe/).
 
@@ -49,16 +49,31 @@ FROM_TREE: Final = "process tree"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the whole job held at `t_s` (`time.monotonic()` seconds)."""
+    """What the whole job held at `t_s` (`time.monotonic()` seconds).
+
+    `main_anon_bytes` is the part of `anon_bytes` that the main process uses,
+    also where a forked child still shares it.
+    """
 
     t_s: float
     anon_bytes: int
     shmem_bytes: int
+    main_anon_bytes: int = 0
 
     @property
     def held_bytes(self) -> int:
         """Anonymous and shared memory together: what cannot simply be dropped."""
         return self.anon_bytes + self.shmem_bytes
+
+    @property
+    def children_anon_bytes(self) -> int:
+        """Anonymous memory that would not exist without the children."""
+        return max(0, self.anon_bytes - self.main_anon_bytes)
+
+    @property
+    def fed_bytes(self) -> int:
+        """What feeds the main process: its children's own memory, and all that is shared."""
+        return self.children_anon_bytes + self.shmem_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +111,13 @@ class Trace:
     samples: tuple[Sample, ...]
     parts: tuple[Parts, ...]
 
+    def between(self, since_s: float, until_s: float = math.inf) -> tuple[Sample, ...]:
+        """The readings from `since_s` to `until_s`."""
+        return tuple(each for each in self.samples if since_s <= each.t_s <= until_s)
+
     def peak_bytes(self, since_s: float = 0.0, until_s: float = math.inf) -> int:
         """The most held from `since_s` to `until_s`; 0 when there is no reading."""
-        held = (each.held_bytes for each in self.samples if since_s <= each.t_s <= until_s)
-        return max(held, default=0)
+        return max((each.held_bytes for each in self.between(since_s, until_s)), default=0)
 
     def level_bytes(self, at_s: float) -> int:
         """What was held at `at_s`: the last reading not after it, else the first."""
@@ -131,7 +149,7 @@ class Sampler:
         pid: the process that trains; its descendants are the children.
         group: the group that it was started in, or None to read the process tree.
         period_s: seconds between two readings of the whole.
-        parts_period_s: seconds between two readings by process.
+        parts_period_s: seconds between two readings by process; None leaves them out.
 
     `trace()` may be called at any time and from any thread. A job that has ended
     leaves the readings made so far. Two threads, one for each kind of reading:
@@ -144,26 +162,26 @@ class Sampler:
         group: MemoryGroup | None,
         *,
         period_s: float | None = None,
-        parts_period_s: float = PARTS_PERIOD_S,
+        parts_period_s: float | None = PARTS_PERIOD_S,
     ) -> None:
         default_s = TREE_PERIOD_S if group is None else GROUP_PERIOD_S
         self._pid = pid
         self._group = group
         self._period_s = default_s if period_s is None else period_s
-        self._parts_period_s = parts_period_s
         # Appended to by one thread each; list.append is atomic, trace() copies.
         self._samples: list[Sample] = []
         self._parts: list[Parts] = []
         self._end = threading.Event()
-        self._threads = (
-            threading.Thread(target=self._run, args=(self._read_sample, self._period_s)),
-            threading.Thread(target=self._run, args=(self._read_parts, self._parts_period_s)),
-        )
+        self._threads = [self._thread("whole", self._read_sample, self._period_s)]
+        if parts_period_s is not None:
+            self._threads.append(self._thread("parts", self._read_parts, parts_period_s))
+
+    def _thread(self, what: str, read: Callable[[], None], period_s: float) -> threading.Thread:
+        name = f"forebay-sampler-{what}"
+        return threading.Thread(target=self._run, args=(read, period_s), name=name, daemon=True)
 
     def __enter__(self) -> Sampler:
-        for thread, what in zip(self._threads, ("whole", "parts"), strict=True):
-            thread.name = f"forebay-sampler-{what}"
-            thread.daemon = True
+        for thread in self._threads:
             thread.start()
         return self
 
@@ -195,14 +213,22 @@ class Sampler:
             self._end.wait(max(0.0, due_s - time.monotonic()))
 
     def _read_sample(self) -> None:
+        """One reading of the whole; none once the main process is gone.
+
+        Its last pages leave the group only after it stopped answering, and
+        would be taken for its children's.
+        """
         now_s = time.monotonic()
         if self._group is not None:
             reading = self._group.read()
-            anon_bytes = reading.anon_bytes + reading.swap_bytes
-            self._samples.append(Sample(now_s, anon_bytes, reading.shmem_bytes))
+            main_bytes = _read_main_anon_bytes(self._pid)
+            if main_bytes is not None:
+                anon_bytes = reading.anon_bytes + reading.swap_bytes
+                self._samples.append(Sample(now_s, anon_bytes, reading.shmem_bytes, main_bytes))
         elif (parts := read_parts(self._pid, descendants(self._pid))) is not None:
             anon_bytes = parts.main_anon_bytes + parts.children_anon_bytes
-            self._samples.append(Sample(now_s, anon_bytes, parts.shmem_bytes))
+            sample = Sample(now_s, anon_bytes, parts.shmem_bytes, parts.main_anon_bytes)
+            self._samples.append(sample)
 
     def _read_parts(self) -> None:
         inside = descendants(self._pid) if self._group is None else self._group.pids()
@@ -248,6 +274,17 @@ class _Rollup:
     anonymous_bytes: int
     pss_anon_bytes: int
     pss_shmem_bytes: int
+
+
+def _read_main_anon_bytes(pid: int) -> int | None:
+    """`RssAnon` and swap of one process: a few counters, no walk. None when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return None
+    if b"\nRssAnon:" not in text:  # a zombie
+        return None
+    return _line_bytes(b"\nRssAnon:", text) + _line_bytes(b"\nVmSwap:", text)
 
 
 def _read_rollup(pid: int) -> _Rollup | None:

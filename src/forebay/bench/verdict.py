@@ -3,15 +3,16 @@
 Covers: speed, waiting, and above all the footprint. Does not cover: making the
 record (contestant.py), showing it (cli/, observe/).
 
-The one idea: a contestant's footprint is the highest that its whole group held
-while it was fed, less the highest that the same process held while it trained
-on one made-up batch, plus that batch. Both peaks are of the same model in the
-same process, so what remains is there because of the loader: batches (also the
-one in use), workers, and what the loader does in the training process.
+The one idea: at each moment, what the whole job holds less what the training
+process itself holds is there because of the loader: the workers and whatever is
+shared, which is the batches, also the one in use. What the loader adds inside the training
+process cannot be told from training by looking; it is bounded by comparing that
+process's peak with its own peak while it trained on one made-up batch.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +35,7 @@ class Figures:
     first_batch_s: float | None
     waited_s: float
     own_need_bytes: int
+    job_peak_bytes: int
     footprint_bytes: int
     workers_anon_bytes: int
     shmem_bytes: int
@@ -43,26 +45,24 @@ class Figures:
 
 def judge(run: Run, job: Job) -> Figures:
     """The figures of a run: pure."""
-    baseline_s = run.marks.get("baseline", float("inf"))
-    end_s = run.marks.get("end", float("inf"))
-    warm_peak_bytes = run.trace.peak_bytes(run.marks.get("warmup", 0.0), baseline_s)
-    own_need_bytes = max(0, warm_peak_bytes - job.batch_bytes)
-    peak_bytes = run.trace.peak_bytes(baseline_s, end_s)
-    parts = [each for each in run.trace.parts if baseline_s <= each.t_s <= end_s]
-    warm_main = [each.main_anon_bytes for each in run.trace.parts if each.t_s < baseline_s]
-    main_peak_bytes = max((each.main_anon_bytes for each in parts), default=0)
-    shmem = (each.shmem_bytes for each in run.trace.samples if baseline_s <= each.t_s <= end_s)
+    baseline_s = run.marks.get("baseline", math.inf)
+    warming = run.trace.between(run.marks.get("warmup", 0.0), baseline_s)
+    feeding = run.trace.between(baseline_s, run.marks.get("end", math.inf))
+    warm_main_bytes = max((each.main_anon_bytes for each in warming), default=0) - job.batch_bytes
+    main_bytes = max((each.main_anon_bytes for each in feeding), default=0)
+    warm_peak_bytes = max((each.held_bytes for each in warming), default=0)
     last = run.steps[-SETTLED_STEPS:]
     return Figures(
         steps=len(run.steps),
         images_per_s=_images_per_s(run.steps, job.batch_size),
         first_batch_s=run.steps[0].wait_s if run.steps else None,
         waited_s=sum(step.wait_s for step in run.steps[1:]),
-        own_need_bytes=own_need_bytes,
-        footprint_bytes=max(0, peak_bytes - own_need_bytes),
-        workers_anon_bytes=max((each.children_anon_bytes for each in parts), default=0),
-        shmem_bytes=max(shmem, default=0),
-        main_growth_bytes=max(0, main_peak_bytes - max(warm_main, default=main_peak_bytes)),
+        own_need_bytes=max(0, warm_peak_bytes - job.batch_bytes),
+        job_peak_bytes=max((each.held_bytes for each in feeding), default=0),
+        footprint_bytes=max((each.fed_bytes for each in feeding), default=0),
+        workers_anon_bytes=max((each.children_anon_bytes for each in feeding), default=0),
+        shmem_bytes=max((each.shmem_bytes for each in feeding), default=0),
+        main_growth_bytes=max(0, main_bytes - warm_main_bytes),
         final_loss=sum(step.loss for step in last) / len(last) if last else None,
     )
 

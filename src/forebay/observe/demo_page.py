@@ -215,10 +215,11 @@ TABLE_COLUMNS: Final = (
     "",
     "under the limit",
     "images/s",
-    "peak footprint",
+    "peak of the whole job",
+    "peak footprint of the loader",
     "workers' own memory",
     "shared memory (batches)",
-    "training process grew by",
+    "training process above its own need",
     "waited for batches",
     "first batch after",
     "final loss",
@@ -236,6 +237,7 @@ def _row_words(entry: Entry, enforced: bool) -> list[str]:
         entry.title,
         ending_words(entry.limited) if enforced else "no limit set",
         _number(figures.images_per_s, "{:,.0f}"),
+        format_bytes(figures.job_peak_bytes),
         format_bytes(figures.footprint_bytes),
         format_bytes(figures.workers_anon_bytes),
         format_bytes(figures.shmem_bytes),
@@ -289,17 +291,12 @@ def _parts_section(contest: Contest) -> report.Html:
                 "--part-shared",
                 [each.shmem_bytes / MIB for each in figures],
             ),
-            report.Bars(
-                "growth of the training process",
-                "--part-main",
-                [each.main_growth_bytes / MIB for each in figures],
-            ),
         ],
         value_title="MiB, each part at its own peak",
     )
     words = (
-        "Each part at its highest. Their peaks need not fall together, so a bar may be longer "
-        "than the peak footprint."
+        "Each part of the footprint at its highest. Their peaks need not fall together, so a bar "
+        "may be longer than the peak footprint."
     )
     return report.section("Where the bytes were", figure, lead=words)
 
@@ -350,17 +347,22 @@ def _method_section(contest: Contest) -> report.Html:
 
 MEANING: Final = (
     (
-        "Before it asks for a batch, the job trains a throw-away model on one made-up batch and "
-        "gives that memory back. The peak of that, less the made-up batch, is the job's own need. "
-        "The footprint is the peak while batches come, less this need. So it holds the batches "
-        "(also the one being trained on), the workers, and all that the loader adds to the "
-        "training process. It also holds the amount by which training itself peaks higher over "
-        "many steps than over the first ten, some 15 MiB from run to run."
+        "The footprint of the loader is, at each moment, what the whole job holds less what the "
+        "training process itself holds: the workers' own memory, and all shared memory, which is "
+        "the batches, also the one being trained on. Memory that a forked worker only shares with "
+        "the training process is not the worker's."
     ),
     (
-        "Workers' own memory is what would not exist without them: the proportional sizes of all "
-        "processes, less all that the training process uses itself. Speed is measured from the "
-        "end of the first step; the time to the first batch has a column of its own."
+        "What a loader adds inside the training process cannot be told from training by looking. "
+        "It is bounded instead: before it asks for a batch, the job trains a throw-away model on "
+        "one made-up batch and gives that memory back. The peak of that, less the made-up batch, "
+        "is the job's own need. How far the training process later rises above its own part of "
+        "it stands in the table; some 20 MiB of that are training itself, which peaks differently "
+        "in each run. Batches that a loader copies into the training process are in there too."
+    ),
+    (
+        "Speed is measured from the end of the first step; the time to the first batch has a "
+        "column of its own."
     ),
 )
 
