@@ -45,10 +45,12 @@ test: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(BENCH)
 
-check: lint types floors news house
+check: style lint types floors news house
+
+style: $(STAMP)
+	$(BIN)/ruff format --check $(PATHS)
 
 lint: $(STAMP)
-	$(BIN)/ruff format --check $(PATHS)
 	$(BIN)/ruff check $(PATHS)
 
 types: $(STAMP)
