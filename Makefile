@@ -73,4 +73,4 @@ format: $(STAMP)
 	$(BIN)/ruff format $(PATHS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build demo-out
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build forebay-demo
