@@ -183,7 +183,7 @@ def as_data(contest: Contest) -> dict[str, Any]:
 
 
 def _entry_data(entry: Entry) -> dict[str, Any]:
-    from forebay.bench.contestant import Finished
+    from forebay.bench.contestant import Broken, Finished
 
     ending = entry.measured.ending
     return {
@@ -193,6 +193,7 @@ def _entry_data(entry: Entry) -> dict[str, Any]:
         "figures_are_without_limit": entry.measured is not entry.limited,
         "measured_by": entry.measured.trace.source,
         **dataclasses.asdict(entry.figures),
+        "why": ending.why if isinstance(ending, Broken) else None,
         "digest": ending.digest if isinstance(ending, Finished) else None,
         "loader_stats": ending.stats if isinstance(ending, Finished) else None,
     }
