@@ -68,6 +68,13 @@ def read_traces() -> Traces:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def collections_are_quick() -> None:
+    """Leave what was imported out of every later collection: tests collect after each loader."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

@@ -325,8 +325,14 @@ def expanded_and_strided(index: int) -> tuple[torch.Tensor, ...]:
 
 
 def small_views_of_large_storages(index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each of a storage of its own, so that a loader may send the views alone."""
+    return counting(index, MANY)[7:19], counting(index, MANY)[100:200:9]
+
+
+def overlapping_small_views_of_a_large_storage(index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is written into one must still be read from the other."""
     base = counting(index, MANY)
-    return base[7:19], base[100:200:9]
+    return base[7:19], base[10:25:3]
 
 
 def channels_last(index: int) -> torch.Tensor:
@@ -439,8 +445,9 @@ LISTED: dict[str, Make] = {
     for make in (
         *(numbers_of_every_dtype, large_tensors_of_every_dtype, empty_tensors, zero_dimensional),
         *(sparse_coo, large_sparse_coo, sparse_compressed, nested_strided, nested_jagged),
-        *(quantized, requiring_gradients, views_of_one_storage, small_views_of_one_storage),
+        *(requiring_gradients, views_of_one_storage, small_views_of_one_storage),
         *(expanded_and_strided, small_views_of_large_storages, channels_last, labelled_tensors),
+        *(overlapping_small_views_of_a_large_storage,),
         *(tensors_on_meta, structured_arrays, object_arrays, other_arrays, user_classes),
         *(classes_that_pickle_themselves, python_values, large_python_values),
         *(things_seen_twice, packed_sequences, modules, containers_of_the_user),

@@ -15,7 +15,7 @@ import gc
 import random
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from multiprocessing import resource_sharer
 from typing import Any, cast
 
@@ -35,8 +35,9 @@ LoaderClass = Callable[..., Loader]
 class Job:
     """What to do. `arguments` is called anew for each run: datasets and samplers hold state.
 
-    `epochs` counts how often `consumer` is run over the loader. `knobs` are private attributes
-    set on the loader under test only (the reference knows nothing of them). `warns` says that
+    `epochs` counts how often `consumer` is run over the loader. Each of `knobs` asks for a further
+    run of the loader under test, with these private attributes set (the reference knows nothing
+    of them); without any there is one run as it is. `warns` says that
     warnings are a subject of the job: they are then written down rather than raised. `ignoring`
     names facts of a value (see `freeze.py`) that need not be equal. `ordered=False` compares the
     batches of an epoch as a set. `closes=False` leaves the loader to the garbage collector.
@@ -45,7 +46,7 @@ class Job:
     arguments: Callable[[], Mapping[str, Any]]
     epochs: int = 1
     consumer: Consumer = every_batch
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    knobs: tuple[Mapping[str, Any], ...] = ({},)
     seed: int = 20
     warns: bool = False
     ordered: bool = True
@@ -102,7 +103,8 @@ def check_parity(job: Job, reference: LoaderClass, candidate: LoaderClass) -> No
     """Run `job` with both classes and compare all that came of it."""
     expected = run(job, reference)
     assert any(epoch.notes for epoch in expected.epochs), "the job shows nothing: nothing is tested"
-    compare(expected, run(job, candidate, job.knobs), job)
+    for knobs in job.knobs:
+        compare(expected, run(job, candidate, knobs), job, told=f"with {knobs}: " if knobs else "")
 
 
 def cases(jobs: Mapping[str, Job]) -> pytest.MarkDecorator:
@@ -110,15 +112,14 @@ def cases(jobs: Mapping[str, Job]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("job", [pytest.param(job, id=key) for key, job in jobs.items()])
 
 
-def compare(expected: Transcript, actual: Transcript, job: Job) -> None:
-    """Compare two transcripts of `job`, with a path in the message where they part."""
-    assert_same(expected.warned, actual.warned, path="warnings")
+def compare(expected: Transcript, actual: Transcript, job: Job, *, told: str = "") -> None:
+    """Compare two transcripts of `job`; `told` and a path say in the message where they part."""
+    assert_same(expected.warned, actual.warned, path=f"{told}warnings")
     for number, (one, other) in enumerate(zip(expected.epochs, actual.epochs)):
         notes = (one.notes, other.notes) if job.ordered else (_by_text(one), _by_text(other))
-        assert_same(*notes, ignoring=job.ignoring, path=f"epoch {number}, note ")
-        assert_same(
-            dict(one.random_state), dict(other.random_state), path=f"random state after {number}"
-        )
+        assert_same(*notes, ignoring=job.ignoring, path=f"{told}epoch {number}, note ")
+        states = dict(one.random_state), dict(other.random_state)
+        assert_same(*states, path=f"{told}random state after epoch {number}")
 
 
 def seed_everything(seed: int) -> None:

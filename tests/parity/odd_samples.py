@@ -292,18 +292,28 @@ COLLATED_WITH_CARE: dict[str, Make] = {
     make.__name__.replace("_", " "): make
     for make in (
         *(growing_rows, large_growing_rows, rows_that_would_broadcast),
-        *(rows_with_one_element_now_and_then, floats_then_ints, ints_then_floats),
+        *(floats_then_ints, ints_then_floats),
         *(single_then_double, arrays_of_mixed_dtype, arrays_of_mixed_shape, reversed_arrays),
-        *(big_endian_arrays, arrays_of_text, arrays_of_objects, structured, tensors_then_arrays),
-        *(arrays_then_tensors, tensors_then_floats, floats_then_tensors, bools_then_ints),
+        *(big_endian_arrays, arrays_of_text, arrays_of_objects, structured),
+        *(arrays_then_tensors, floats_then_tensors, bools_then_ints),
         *(ints_then_bools, ints_then_fractions, ints_too_large, large_unsigned),
         *(text_then_numbers, text_then_bytes, none, none_in_a_dict, user_objects),
         *(complex_numbers, missing_keys, further_keys, keys_in_another_order),
         *(keys_that_are_no_text, dicts_then_other_mappings, lists_of_unequal_length),
         *(lists_of_ints, lists_then_tuples, named_tuples_then_tuples, sets, empty_containers),
         *(sparse, jagged, requiring_gradients, large_requiring_gradients, results_of_a_layer),
-        *(parameters, conjugated, negated, on_meta, on_meta_then_real),
+        *(parameters, on_meta, on_meta_then_real),
         *(shapes_that_agree_by_batch, dtypes_that_agree_by_batch, growing_images),
         *(shrinking_images, images_with_one_giant),
+    )
+}
+
+# A worker of torch's counts elements and makes shared memory before it stacks, and fails there in
+# ways of its own; without workers torch stacks these, or raises its plain error.
+COLLATED_IN_THE_MAIN_PROCESS: dict[str, Make] = {
+    make.__name__.replace("_", " "): make
+    for make in (
+        *(conjugated, negated, rows_with_one_element_now_and_then),
+        *(tensors_then_arrays, tensors_then_floats),
     )
 }

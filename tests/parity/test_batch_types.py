@@ -7,8 +7,9 @@ collate function of the user, and alone with `batch_size=None`.
 from __future__ import annotations
 
 import pytest
+import torch
 
-from .batches import COLLATED, LISTED, Make, large_images, numbers_of_every_dtype
+from .batches import COLLATED, LISTED, Make, large_images, numbers_of_every_dtype, quantized
 from .collates import (
     as_array,
     as_dataclass,
@@ -20,10 +21,10 @@ from .collates import (
     views_over_one_batch,
 )
 from .conftest import Parity
-from .consumers import keeping_all, keeping_past_the_end, writing_into_each
+from .consumers import every_attempt, keeping_all, keeping_past_the_end, writing_into_each
 from .datasets import CompressedPictures, Fetched, Made, tensor_pairs
-from .harness import Job, cases
-from .odd_samples import growing_rows, pictures
+from .harness import Job, LoaderClass, cases, compare, run
+from .odd_samples import conjugated, growing_rows, negated, pictures
 
 
 @pytest.mark.parametrize("make", COLLATED.values(), ids=COLLATED)
@@ -51,7 +52,27 @@ ALONE = {
 
 @pytest.mark.parametrize("make", ALONE.values(), ids=ALONE)
 def test_a_sample_alone_delivers(parity: Parity, make: Make) -> None:
-    parity(Job(lambda: dict(dataset=Made(make, 4), batch_size=None, num_workers=2)))
+    parity(
+        Job(
+            lambda: dict(dataset=Made(make, 4), batch_size=None, num_workers=2),
+            consumer=every_attempt,
+        )
+    )
+
+
+@pytest.mark.parametrize("make", [quantized, conjugated, negated], ids=lambda make: make.__name__)
+def test_what_torch_loses_on_its_way_from_a_worker_arrives_as_it_was_made(
+    candidate: LoaderClass, make: Make
+) -> None:
+    """torch sends these tensors without their quantizer, or without the sign of a part."""
+    if candidate is torch.utils.data.DataLoader:
+        pytest.skip("torch's own loader delivers something else than was made")
+    ignoring = ("conj", "neg", "stride")  # whether a view is resolved on the way is no matter
+    job = Job(
+        lambda: dict(dataset=Made(make, 5), batch_size=2, collate_fn=as_list), ignoring=ignoring
+    )
+    made_here = run(job, torch.utils.data.DataLoader)
+    compare(made_here, run(job.given(num_workers=2), candidate), job)
 
 
 @cases(

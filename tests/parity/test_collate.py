@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from .batches import MANY, Make
+from .compare import NotTheSame
 from .conftest import Parity
 from .consumers import every_attempt
 from .datasets import Made
-from .harness import Job, cases
+from .freeze import Frozen
+from .harness import Job, LoaderClass, Transcript, cases, compare, run
 from .odd_samples import (
+    COLLATED_IN_THE_MAIN_PROCESS,
     COLLATED_WITH_CARE,
     OneTensor,
     ReusingItsArray,
@@ -26,6 +32,32 @@ def test_the_default_collate_is_torchs_for(parity: Parity, make: Make) -> None:
             consumer=every_attempt,
         )
     )
+
+
+@pytest.mark.parametrize(
+    "make", COLLATED_IN_THE_MAIN_PROCESS.values(), ids=COLLATED_IN_THE_MAIN_PROCESS
+)
+def test_where_torchs_worker_fails_on_its_own_the_result_without_workers_will_do_for(
+    reference: LoaderClass, candidate: LoaderClass, make: Make
+) -> None:
+    job = Job(lambda: dict(dataset=Made(make, 7), batch_size=2), consumer=every_attempt)
+    actual = run(job.given(num_workers=2), candidate)
+    try:
+        compare(run(job.given(num_workers=2), reference), actual, job)
+    except NotTheSame:
+        compare(run(job, reference), as_raised_without_workers(actual), job)
+
+
+def as_raised_without_workers(transcript: Transcript) -> Transcript:
+    """The same, with each error's text as it was before it was sent from a worker."""
+
+    def plain(note: Frozen) -> Frozen:
+        text = str(note.facts.get("text", ""))
+        bare = re.sub(r"^Caught (\w+) in .*\n(?:.*\n)*?\1: ", "", text).rstrip("\n")
+        return replace(note, facts={**note.facts, "text": bare}) if note.kind == "error" else note
+
+    epochs = [replace(epoch, notes=tuple(map(plain, epoch.notes))) for epoch in transcript.epochs]
+    return replace(transcript, epochs=tuple(epochs))
 
 
 @cases(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from .batches import large_images
@@ -91,23 +90,19 @@ WITH_STATE_IN_THE_WORKER = {
 }
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3])
 @cases(FROM_GLOBAL_GENERATORS | WITH_STATE_IN_THE_WORKER)
-def test_few_fetches_at_once_make_the_same_batches_when(
-    parity: Parity, job: Job, tokens: int
-) -> None:
-    parity(replace(job.given(num_workers=STREAMS), knobs={"_max_tokens": tokens}))
+def test_few_fetches_at_once_make_the_same_batches_when(parity: Parity, job: Job) -> None:
+    knobs = tuple({"_max_tokens": most} for most in (1, 2, 3))
+    parity(replace(job.given(num_workers=STREAMS), knobs=knobs))
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
 @cases(FROM_GLOBAL_GENERATORS)
-def test_merged_streams_make_the_same_batches_when(
-    parity: Parity, job: Job, processes: int
-) -> None:
-    parity(replace(job.given(num_workers=STREAMS), knobs={"_max_workers": processes}))
+def test_merged_streams_make_the_same_batches_when(parity: Parity, job: Job) -> None:
+    knobs = tuple({"_max_workers": most} for most in (1, 2, 3))
+    parity(replace(job.given(num_workers=STREAMS), knobs=knobs))
 
 
 def test_merged_streams_that_take_turns_make_the_same_batches(parity: Parity) -> None:
     job = FROM_GLOBAL_GENERATORS["samples draw unevenly from the global generators"]
-    knobs = {"_max_workers": 2, "_max_tokens": 1}
+    knobs = ({"_max_workers": 2, "_max_tokens": 1}, {"_max_workers": 3, "_max_tokens": 2})
     parity(replace(job.given(num_workers=STREAMS), knobs=knobs))

@@ -91,7 +91,7 @@ def test_a_random_number_drawn_too_many_is_seen() -> None:
 
     job = Job(lambda: dict(dataset=Squares(4), num_workers=1))
     expected = run(job, torch.utils.data.DataLoader)
-    with pytest.raises(NotTheSame, match=r"random state after 0, python"):
+    with pytest.raises(NotTheSame, match="random state after epoch 0, python"):
         compare(
             expected,
             run(replace(job, consumer=drawing_once_more), torch.utils.data.DataLoader),
