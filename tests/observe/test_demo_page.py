@@ -87,7 +87,8 @@ def test_equal_batches_are_not_claimed_otherwise() -> None:
 
 def test_a_limit_that_was_not_enforced_is_admitted() -> None:
     contest = made_up_contest(unenforced="No memory cgroup can be made here: not root.")
-    assert "No limit could be enforced, so nobody was killed" in lead(contest)
+    assert "No limit could be enforced here, so nobody was killed." in lead(contest)
+    assert "No memory cgroup can be made here: not root." in demo_page(contest, MACHINE)
     assert {row[1] for row in table_rows(contest)} == {"no limit set"}
 
 

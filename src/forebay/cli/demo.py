@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def demo(
         ),
     ] = None,
     budget: Annotated[str, typer.Option(help="The budget that forebay is given.")] = "160MiB",
-    steps: Annotated[int, typer.Option(min=2, help="Training steps of each contestant.")] = 120,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps of each contestant.")] = 100,
     batch_size: Annotated[int, typer.Option(min=1, help="Photographs in a batch.")] = 64,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes of each loader.")] = 2,
     images: Annotated[
@@ -53,6 +54,8 @@ def demo(
     limit_bytes = None if limit is None else _bytes_of("--limit", limit)
     budget_bytes = _bytes_of("--budget", budget)
     console = Console(stderr=True)
+    # Ended by a supervisor: clean up as for Ctrl-C, or a memory group would stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with _plain_errors():
         from forebay.bench.contest import broken_entries, default_threads, hold_contest
         from forebay.bench.contestant import Job

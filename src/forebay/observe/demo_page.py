@@ -79,7 +79,7 @@ def lead(contest: Contest) -> str:
     if saw_same_batches(contest):
         words += " All three saw the very same batches, bit for bit."
     if contest.unenforced is not None:
-        words += f" No limit could be enforced, so nobody was killed: {contest.unenforced}"
+        words += " No limit could be enforced here, so nobody was killed."
     return words
 
 
@@ -340,8 +340,7 @@ def _method_section(contest: Contest) -> report.Html:
         f"Each has {job.workers} workers; training uses {job.threads} thread(s) in all three."
     )
     texts = [setting, *MEANING]
-    if grouped:
-        texts.append(_limit_words(contest))
+    texts.append(_limit_words(contest) if contest.unenforced is None else contest.unenforced)
     return report.section("How it was measured", report.paragraphs(texts))
 
 
