@@ -5,7 +5,7 @@ a batch. Does not cover: which loader delivers them (contestants.py), or how
 the lines are measured (transport.py, feeding.py, starting.py).
 
 The idea: a transport workload does no work in the dataset. `__getitem__` hands
-out a fresh view of a tensor made in advance, so what is measured is what it
+out a tensor made in advance, so what is measured is what it
 costs to collate a batch and to get it to the consumer.
 """
 
@@ -26,7 +26,7 @@ ENDLESS_SAMPLES = BATCH_SAMPLES * 10_000_000  # the clock ends a transport run, 
 
 
 class PremadeTensors(Dataset[torch.Tensor]):
-    """One tensor made in advance; each item is a fresh view of it."""
+    """One tensor made in advance, which is every item: the dataset does no work at all."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -38,11 +38,11 @@ class PremadeTensors(Dataset[torch.Tensor]):
         return ENDLESS_SAMPLES
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return self.sample.view(self.shape)
+        return self.sample
 
 
 class PremadeFields(Dataset[dict[str, torch.Tensor]]):
-    """A dict of vectors made in advance; each item holds fresh views of them."""
+    """A dict of vectors made in advance, which is every item."""
 
     def __init__(self, fields: int, length: int) -> None:
         self.fields = {
@@ -54,7 +54,7 @@ class PremadeFields(Dataset[dict[str, torch.Tensor]]):
         return ENDLESS_SAMPLES
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {name: vector.view(-1) for name, vector in self.fields.items()}
+        return self.fields
 
 
 @dataclass(frozen=True, slots=True)

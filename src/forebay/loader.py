@@ -223,8 +223,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Iterators and what they left behind belong to this process.
-        return self.__dict__ | {"_past": _Past(), "_iterator": None}
+        # An iterator belongs to this process; a copy of the loader has none yet.
+        return self.__dict__ | {"_iterator": None}
 
 
 @final
@@ -266,6 +266,9 @@ class _Past:
                 f"{self._in_process:,} so far, and nothing is held ahead"
             )
         return f"{name}\nnothing was iterated yet"
+
+    def __reduce__(self) -> tuple[type[_Past], tuple[()]]:
+        return _Past, ()  # a copy of a loader has no past
 
     def close(self) -> None:
         """End the engines that are still alive."""

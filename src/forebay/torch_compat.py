@@ -47,6 +47,7 @@ __all__ = [
     "collate_registry",
     "draws_nothing_shared",
     "generate_numpy_state",
+    "identify_storage",
     "is_datapipe",
     "is_iterable_kind",
     "is_profiling",
@@ -61,6 +62,7 @@ __all__ = [
     "set_worker_info",
     "set_worker_signals",
     "set_worker_thread_name",
+    "untype_storage",
 ]
 
 BaseLoaderIterator = _BaseDataLoaderIter
@@ -194,17 +196,27 @@ def _stack(
     take: TakeBytes | None, batch: list[torch.Tensor], *, collate_fn_map: Any = None
 ) -> torch.Tensor:
     elem = batch[0]
-    if elem.is_nested or elem.layout is not torch.strided or elem.device.type != "cpu":
+    # torch asks every element for its size first: an element that has none fails there.
+    elements = sum(x.numel() for x in batch)
+    if not _is_plain(elem) or elements != elem.numel() * len(batch):
         result: torch.Tensor = _TORCHS_TENSOR_COLLATE(batch, collate_fn_map=collate_fn_map)
-        return result  # it raises its own error
+        return result  # or its own error
     # torch stacks into an `out` of the first element's kind: other dtypes are cast to it.
     return torch.stack(batch, 0, out=_make_out(take, elem, len(batch)))
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
 def _make_out(take: TakeBytes | None, elem: torch.Tensor, length: int) -> torch.Tensor:
     size_bytes = elem.numel() * elem.element_size() * length
-    plain = type(elem) is torch.Tensor and not elem.is_quantized and size_bytes > 0
-    flat = take(size_bytes) if take is not None and plain else None
+    flat = take(size_bytes) if take is not None and size_bytes else None
     if flat is None:
         return elem.new_empty((length, *elem.shape))
     return flat.view(elem.dtype).view(length, *elem.shape)
@@ -233,6 +245,19 @@ def rebuild_quantized(ints: torch.Tensor, dtype: torch.dtype, how: tuple[Any, ..
     if len(how) == 2:  # noqa: PLR2004 - (scale, zero point) or (scales, zero points, axis)
         return torch._make_per_tensor_quantized_tensor(ints, *how)
     return torch._make_per_channel_quantized_tensor(ints, *how)
+
+
+def identify_storage(storage: torch.UntypedStorage) -> int:
+    """What is equal for two Python objects of one storage: the address of torch's own."""
+    return int(storage._cdata)
+
+
+def untype_storage(storage: Any) -> torch.UntypedStorage:
+    """The untyped storage within, without the deprecation warning."""
+    if isinstance(storage, torch.UntypedStorage):
+        return storage
+    untyped: torch.UntypedStorage = storage._untyped_storage
+    return untyped
 
 
 def rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:

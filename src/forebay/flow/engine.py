@@ -445,7 +445,8 @@ def _plan_crew(plan: Plan, num_streams: int) -> CrewPlan:
     planned = plan_crew(plan.budget_bytes, num_streams, may_merge=plan.may_merge)
     if isinstance(planned, TooSmall):
         raise BudgetTooSmall(plan.budget_bytes, planned.needed_bytes, 0, plan.batch_size)
-    workers = min(planned.workers, plan.max_workers or num_streams)
+    most = plan.max_workers if plan.may_merge and plan.max_workers else num_streams
+    workers = min(planned.workers, most)
     tokens = min(planned.tokens, plan.max_tokens or num_streams, workers)
     return CrewPlan(workers, tokens, planned.because)
 

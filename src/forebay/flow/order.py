@@ -97,7 +97,11 @@ class Order:
             return None
         serial = self.next_serial
         self.next_serial += 1
-        seed = None if self._seed_of is None else self._seed_of(self._epoch, serial - self.first_serial)
+        seed = (
+            None
+            if self._seed_of is None
+            else self._seed_of(self._epoch, serial - self.first_serial)
+        )
         return Ticket(serial, self._next_stream(), indices, seed)
 
     def _next_stream(self) -> int:

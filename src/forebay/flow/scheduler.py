@@ -214,7 +214,9 @@ class Scheduler:
             if ticket.stream < 0:
                 continue  # seeded by itself: making it in vain would change nothing
             worker = self._worker_of[ticket.stream]
-            task = Task(ticket.serial, ticket.stream, ticket.indices, ticket.seed, 0, DISCARD, False)
+            task = Task(
+                ticket.serial, ticket.stream, ticket.indices, ticket.seed, 0, DISCARD, False
+            )
             self._note_flight(_Flight(ticket, worker, None))
             self._tell(worker, task)
         self._pending.clear()
@@ -288,7 +290,11 @@ class Scheduler:
         return sum(1 for load in self._loads.values() if load.flights)
 
     def _tokens_now(self) -> int:
-        if self._is_slow_start and not self.sizes.seen and self.ledger.free_bytes < _TIGHT_BYTES * self.settings.num_streams:
+        if (
+            self._is_slow_start
+            and not self.sizes.seen
+            and self.ledger.free_bytes < _TIGHT_BYTES * self.settings.num_streams
+        ):
             return 1  # slow start: the first fetch shows what fetches cost
         return self.tokens
 
@@ -411,8 +417,9 @@ class Scheduler:
             return
         self._drop_drafts(flight)
         if isinstance(message, StreamEnd):
-            self.order.end_stream(message.stream)
-            self._ended_streams.add(message.stream)
+            if flight.ticket.serial >= self.order.first_serial:
+                self.order.end_stream(message.stream)
+                self._ended_streams.add(message.stream)
             self._land(flight, Skipped())
         else:
             self._land(flight, message)

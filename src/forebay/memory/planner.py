@@ -102,4 +102,3 @@ def plan_crew(budget_bytes: int, num_streams: int, *, may_merge: bool) -> CrewPl
 def split_streams(num_streams: int, workers: int) -> tuple[tuple[int, ...], ...]:
     """Which worker carries which streams: neighbours in time go to different workers."""
     return tuple(tuple(range(first, num_streams, workers)) for first in range(workers))
-

@@ -174,8 +174,8 @@ class Arena:
         keep = round_up_to_page(max(used_bytes, 1))
         if keep >= block.capacity_bytes:
             return block
-        written = max(keep, round_up_to_page(touched_bytes)) if block.was_cold else (
-            block.capacity_bytes
+        written = (
+            max(keep, round_up_to_page(touched_bytes)) if block.was_cold else (block.capacity_bytes)
         )
         written = min(written, block.capacity_bytes)
         if written > keep:

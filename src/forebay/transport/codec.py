@@ -13,8 +13,10 @@ that its worker must still be alive to hand over.
 from __future__ import annotations
 
 import copyreg
+import ctypes
 import io
 import pickle
+import struct
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, final
@@ -55,10 +57,10 @@ def encode(batch: object) -> Encoded:
         Exception: whatever pickling a value of the batch raises, unchanged.
     """
     file = io.BytesIO()
-    buffers: list[np.ndarray[Any, Any]] = []
-    pickler = _Pickler(file, buffers)
+    pickler = _Pickler(file)
     pickler.dump(batch)
-    return Encoded(file.getvalue(), tuple(buffers))
+    cuts, buffers = pickler.compact()
+    return Encoded(_pack_cuts(cuts) + file.getvalue(), tuple(buffers))
 
 
 def decode(head: bytes, buffers: Sequence[object]) -> Any:
@@ -69,17 +71,58 @@ def decode(head: bytes, buffers: Sequence[object]) -> Any:
         buffers: One writable object with the buffer protocol for each of `encode`'s,
             which the batch's tensors and arrays keep alive.
     """
-    return pickle.loads(head, buffers=buffers)  # noqa: S301 - made by our own worker
+    cuts, start = _unpack_cuts(head)
+    given: Sequence[object] = buffers
+    if cuts:
+        given = list(buffers)
+        for number, cut_bytes in cuts:
+            given[number] = _Cut(given[number], cut_bytes)
+    body = memoryview(head)[start:]
+    return pickle.loads(body, buffers=given)  # type: ignore[arg-type] # noqa: S301 - our own worker's
+
+
+_COUNT = struct.Struct("<I")
+_CUT = struct.Struct("<IQ")
+
+
+def _pack_cuts(cuts: list[tuple[int, int]]) -> bytes:
+    return _COUNT.pack(len(cuts)) + b"".join(_CUT.pack(*cut) for cut in cuts)
+
+
+def _unpack_cuts(head: bytes) -> tuple[list[tuple[int, int]], int]:
+    (count,) = _COUNT.unpack_from(head)
+    end = _COUNT.size + count * _CUT.size
+    return list(_CUT.iter_unpack(head[_COUNT.size : end])), end
+
+
+@final
+class _Cut:
+    """A buffer that lacks the first `cut_bytes` of its storage."""
+
+    __slots__ = ("buffer", "cut_bytes")
+
+    def __init__(self, buffer: object, cut_bytes: int) -> None:
+        self.buffer = buffer
+        self.cut_bytes = cut_bytes
 
 
 @final
 class _Storage:
-    """Stands for one storage in the pickle, so that its views stay views of one storage."""
+    """Stands for one storage in the pickle, so that its views stay views of one storage.
 
-    __slots__ = ("flat",)
+    `start` and `end` are the bytes that any view of it in this batch reaches.
+    """
 
-    def __init__(self, flat: np.ndarray[Any, Any]) -> None:
-        self.flat = flat
+    __slots__ = ("end", "flat", "number", "start", "storage")
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage  # held: no address is used twice while we work
+        self.flat = _flat_bytes(storage)
+        self.start, self.end = self.flat.nbytes, 0
+        self.number = -1
+
+    def reach(self, start: int, end: int) -> None:
+        self.start, self.end = min(self.start, start), max(self.end, end)
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return _rebuild_storage, (pickle.PickleBuffer(self.flat),)
@@ -87,16 +130,33 @@ class _Storage:
 
 @final
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, buffers: list[np.ndarray[Any, Any]]) -> None:
+    def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._take)
-        self._buffers = buffers
-        self._storages: dict[int, tuple[_Storage, torch.UntypedStorage]] = {}
+        self._buffers: list[np.ndarray[Any, Any]] = []
+        self._storages: dict[int, _Storage] = {}
         self.dispatch_table = _DISPATCH
 
+    def compact(self) -> tuple[list[tuple[int, int]], list[np.ndarray[Any, Any]]]:
+        """The buffers, each cut to what is seen of it where that is much less than it is.
+
+        Returns:
+            (number of the buffer, bytes cut off its front) for each that was cut, and all
+            buffers.
+        """
+        cuts = []
+        numbers = {flat.ctypes.data: n for n, flat in enumerate(self._buffers) if flat.nbytes}
+        for storage in self._storages.values():
+            size, seen = storage.flat.nbytes, max(0, storage.end - storage.start)
+            if size < COMPACT_RATIO * seen or size - seen <= COMPACT_MIN_BYTES:
+                continue
+            number = numbers[storage.flat.ctypes.data]
+            self._buffers[number] = storage.flat[storage.start : storage.end]
+            cuts.append((number, storage.start))
+        return cuts, self._buffers
+
     def _take(self, buffer: pickle.PickleBuffer) -> bool:
-        """Keep a buffer out of band (falsy) unless it is too small to be worth it."""
-        flat = np.frombuffer(buffer.raw(), dtype=np.uint8)
-        self._buffers.append(flat)
+        """Keep every buffer out of band (falsy)."""
+        self._buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
         return False
 
     def reducer_override(self, obj: Any) -> Any:
@@ -138,28 +198,26 @@ class _Pickler(pickle.Pickler):
 
     def _strided(self, tensor: torch.Tensor) -> tuple[object, ...]:
         size, stride = tuple(tensor.size()), tensor.stride()
-        storage = tensor.untyped_storage()
-        key = storage._cdata  # noqa: SLF001 - the only identity that a storage has
+        storage = self._find_storage(tensor.untyped_storage())
+        item_bytes = tensor.element_size()
+        start = tensor.storage_offset() * item_bytes
+        storage.reach(start, start + _span_bytes(size, stride, item_bytes))
+        return storage, tensor.dtype, size, stride, tensor.storage_offset()
+
+    def _find_storage(self, storage: torch.UntypedStorage) -> _Storage:
+        key = torch_compat.identify_storage(storage)
         known = self._storages.get(key)
         if known is None:
-            span = _span_bytes(size, stride, tensor.element_size())
-            if storage.nbytes() >= COMPACT_RATIO * span and storage.nbytes() - span > COMPACT_MIN_BYTES:
-                start = tensor.storage_offset() * tensor.element_size()
-                flat = _flat_bytes(storage)[start : start + span]
-                return _Storage(flat), tensor.dtype, size, stride, 0
-            known = (_Storage(_flat_bytes(storage)), storage)
-            self._storages[key] = known  # holds the storage too: no address is used twice
-        return known[0], tensor.dtype, size, stride, tensor.storage_offset()
+            known = self._storages[key] = _Storage(storage)
+        return known
 
     def _reduce_storage(self, storage: Any) -> Any:
-        untyped = storage if isinstance(storage, torch.UntypedStorage) else storage.untyped()
-        known = self._storages.get(untyped._cdata)  # noqa: SLF001 - as in _strided
-        if known is None:
-            known = (_Storage(_flat_bytes(untyped)), untyped)
-            self._storages[untyped._cdata] = known  # noqa: SLF001
+        untyped = torch_compat.untype_storage(storage)
+        known = self._find_storage(untyped)
+        known.reach(0, untyped.nbytes())
         if untyped is storage:
-            return _return_storage, (known[0],)
-        return torch_compat.rebuild_typed_storage, (known[0], storage.dtype)
+            return _return_storage, (known,)
+        return torch_compat.rebuild_typed_storage, (known, storage.dtype)
 
 
 def _span_bytes(size: Sequence[int], stride: Sequence[int], item_bytes: int) -> int:
@@ -177,8 +235,10 @@ def _flat_bytes(storage: torch.UntypedStorage) -> np.ndarray[Any, Any]:
 # -- the other way: rebuilt in main, found by name from the pickle ------------------------
 
 
-def _rebuild_storage(buffer: object) -> torch.UntypedStorage:
-    if not memoryview(buffer).nbytes:  # type: ignore[arg-type]
+def _rebuild_storage(buffer: Any) -> Any:
+    if type(buffer) is _Cut:
+        return _Cut(_rebuild_storage(buffer.buffer), buffer.cut_bytes)
+    if not memoryview(buffer).nbytes:
         return torch.UntypedStorage(0)
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
@@ -196,7 +256,7 @@ def _dress(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> tor
 
 
 def _rebuild_tensor(  # noqa: PLR0913 - one argument a fact of the tensor
-    storage: torch.UntypedStorage,
+    storage: Any,
     dtype: torch.dtype,
     size: tuple[int, ...],
     stride: tuple[int, ...],
@@ -204,10 +264,13 @@ def _rebuild_tensor(  # noqa: PLR0913 - one argument a fact of the tensor
     is_parameter: bool,  # noqa: FBT001
     requires_grad: bool,  # noqa: FBT001
 ) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)  # type: ignore[call-overload]
+    if type(storage) is _Cut:
+        offset -= storage.cut_bytes // dtype.itemsize
+        storage = storage.buffer
+    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
     if is_parameter or requires_grad:
         return _dress(tensor, is_parameter, requires_grad)
-    return tensor  # type: ignore[no-any-return]
+    return tensor
 
 
 def _rebuild_meta(
@@ -235,7 +298,9 @@ def _take_odd_apart(tensor: torch.Tensor) -> tuple[object, ...]:
     elif tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
         parts = (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
     else:
-        message = f"tensors of layout {tensor.layout} cannot cross a process border; call to_dense()"
+        message = (
+            f"tensors of layout {tensor.layout} cannot cross a process border; call to_dense()"
+        )
         raise NotImplementedError(message)
     return "compressed", parts, size, tensor.layout
 
@@ -285,11 +350,47 @@ def _rebuild_quantized(
 
 
 def _reduce_array(value: np.ndarray[Any, Any]) -> Any:
-    """NumPy's own pickle-5 way does it, once the array is contiguous."""
-    if value.dtype.hasobject or value.flags.c_contiguous or value.flags.f_contiguous:
+    if value.dtype.hasobject:
         return NotImplemented
-    return np.ascontiguousarray(value).__reduce_ex__(5)
+    if not value.dtype.isnative and value.dtype.names is None:
+        # A pickled array always arrives in native order; so does ours.
+        value = value.astype(value.dtype.newbyteorder("="))
+    if not (value.flags.c_contiguous or value.flags.f_contiguous):
+        value = np.ascontiguousarray(value)
+    order = "C" if value.flags.c_contiguous else "F"
+    return _rebuild_array, (_Flat(value), value.dtype, value.shape, order)
 
+
+@final
+class _Flat:
+    """The bytes of an array, as a buffer that is writable on the other side.
+
+    A read-only array (PIL's are) would arrive read-only; torch's transport copies it into
+    one that is not. Here its memory is looked at anew, and nothing is copied.
+    """
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        array = self._array
+        memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+        flat = np.frombuffer(memory, np.uint8)
+        return _return_buffer, (pickle.PickleBuffer(flat),)
+
+
+def _return_buffer(buffer: object) -> object:
+    return buffer
+
+
+def _rebuild_array(
+    buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any
+) -> np.ndarray[Any, Any]:
+    if 0 in shape or not dtype.itemsize:
+        return np.empty(shape, dtype, order)
+    return np.frombuffer(buffer, dtype).reshape(shape, order=order)
 
 
 # What multiprocessing itself knows how to send (sockets, connections, partial methods),

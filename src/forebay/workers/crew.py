@@ -312,7 +312,9 @@ class Crew:
         elif isinstance(message, Spoiled):
             self.fault = _unwrap(message.error)
         elif isinstance(message, Unable):
-            self.fault = WorkersUnavailable(f"could not fork worker {message.worker} ({message.why})")
+            self.fault = WorkersUnavailable(
+                f"could not fork worker {message.worker} ({message.why})"
+            )
             self.workers[message.worker].ended(None)
 
 

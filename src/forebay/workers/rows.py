@@ -72,11 +72,12 @@ class Rows:
         self._count = 0
         last = fields[-1] if fields else None
         self.size_bytes = 0 if last is None else last.offset + last.row_bytes * length
+        # Where each leaf of a sample goes: its field, or its column of scalars.
+        self._targets: list[_Field | list[Any]] = []
+        _list_targets(skeleton, iter(fields), iter(self._scalars), self._targets)
 
     def open(self, open_rows: OpenRows) -> None:
         """Take the memory that the rows go to."""
-        if not self._fields:
-            return
         flat = open_rows(self.size_bytes)
         for field in self._fields:
             size = field.row_bytes * self._length
@@ -89,15 +90,15 @@ class Rows:
         leaves: list[Any] = []
         if not _flatten_like(self._skeleton, sample, leaves):
             return False
-        tensors, values = _sort_leaves(leaves)
-        if len(tensors) != len(self._fields) or len(values) != len(self._scalars):
-            return False
-        if not all(_fits(field, tensor) for field, tensor in zip(self._fields, tensors, strict=True)):
-            return False
-        for field, tensor in zip(self._fields, tensors, strict=True):
-            _put_row(field, tensor)
-        for column, value in zip(self._scalars, values, strict=True):
-            column.append(value)
+        targets = self._targets
+        for target, leaf in zip(targets, leaves, strict=True):
+            if type(target) is _Field and not _fits(target, leaf):
+                return False
+        for target, leaf in zip(targets, leaves, strict=True):
+            if type(target) is _Field:
+                _put_row(target, leaf)
+            else:
+                target.append(leaf)  # type: ignore[union-attr]
         self._count += 1
         return True
 
@@ -160,8 +161,10 @@ def _is_usual(leaf: Any) -> bool:
             and not (leaf.is_conj() or leaf.is_neg())
         )
     if kind is np.ndarray:
-        return bool(leaf.ndim) and not _OBJECT_OR_TEXT.search(leaf.dtype.str) and (
-            leaf.dtype.names is None and _torch_dtype(leaf.dtype) is not None
+        return (
+            bool(leaf.ndim)
+            and not _OBJECT_OR_TEXT.search(leaf.dtype.str)
+            and (leaf.dtype.names is None and _torch_dtype(leaf.dtype) is not None)
         )
     return kind in _Plain
 
@@ -208,7 +211,9 @@ def _fits(field: _Field, tensor: Any) -> bool:
         type(tensor) is torch.Tensor
         and tensor.shape == field.shape
         and tensor.dtype is field.dtype
-        and _is_usual(tensor)
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and tensor.device.type == "cpu"
     )
 
 
@@ -301,6 +306,23 @@ def _flatten_like(skeleton: Any, value: Any, leaves: list[Any]) -> bool:
     )
 
 
+def _list_targets(
+    skeleton: Any,
+    fields: Iterator[_Field],
+    columns: Iterator[list[Any]],
+    targets: list[_Field | list[Any]],
+) -> None:
+    """Fields and columns in the order in which `_flatten_like` gives a sample's leaves."""
+    if skeleton is _FIELD:
+        targets.append(next(fields))
+    elif skeleton is _SCALAR:
+        targets.append(next(columns))
+    else:
+        items = skeleton.items if type(skeleton) is _Named else skeleton
+        for part in items.values() if type(skeleton) is dict else items:
+            _list_targets(part, fields, columns, targets)
+
+
 def _rebuild(skeleton: Any, fields: Iterator[Any], scalars: Iterator[Any], *, batch: bool) -> Any:
     """The containers again, around batched leaves (`batch`) or around one sample's."""
     if skeleton is _FIELD:
@@ -311,9 +333,7 @@ def _rebuild(skeleton: Any, fields: Iterator[Any], scalars: Iterator[Any], *, ba
         items = [_rebuild(part, fields, scalars, batch=batch) for part in skeleton.items]
         return skeleton.kind(*items)
     if type(skeleton) is dict:
-        return {
-            key: _rebuild(part, fields, scalars, batch=batch) for key, part in skeleton.items()
-        }
+        return {key: _rebuild(part, fields, scalars, batch=batch) for key, part in skeleton.items()}
     items = [_rebuild(part, fields, scalars, batch=batch) for part in skeleton]
     # torch gives a list for a tuple, "for backwards compatibility".
     return tuple(items) if type(skeleton) is tuple and not batch else items

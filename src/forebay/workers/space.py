@@ -25,14 +25,12 @@ class Mapping:
     """The arena as a worker sees it: its address and its bytes."""
 
     def __init__(self, mapping: mmap.mmap) -> None:
-        # One view for the process' life: made here, every address is an addition.
-        self._bytes = torch.frombuffer(mapping, dtype=torch.uint8)
-        self.address = self._bytes.data_ptr()
-        self.view = self._bytes.numpy()
+        self._mapping = mapping
+        self.address = torch.frombuffer(mapping, dtype=torch.uint8, count=1).data_ptr()
 
     def tensor(self, offset: int, length: int) -> torch.Tensor:
-        """`length` bytes at `offset`, flat."""
-        return self._bytes[offset : offset + length]
+        """`length` bytes at `offset`, flat, as a storage of their own."""
+        return torch.frombuffer(self._mapping, dtype=torch.uint8, count=length, offset=offset)
 
 
 @final

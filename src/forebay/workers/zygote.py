@@ -148,7 +148,9 @@ class _Belongings:
         if self.threads > before.threads:
             names = ", ".join(sorted(t.name for t in threading.enumerate()[1:])) or "native"
             found.append(f"{self.threads - before.threads} thread(s): {names}")
-        found += [f"descriptor of {what}" for _, what in sorted(self.descriptors - before.descriptors)]
+        found += [
+            f"descriptor of {what}" for _, what in sorted(self.descriptors - before.descriptors)
+        ]
         if self.is_on_device and not before.is_on_device:
             found.append("a CUDA context")
         return tuple(found)
