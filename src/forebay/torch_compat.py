@@ -44,12 +44,13 @@ __all__ = [
     "WorkerException",
     "accepts_keyword",
     "collate_privately",
-    "collate_registry",
     "draws_nothing_shared",
     "generate_numpy_state",
+    "has_collate_extensions",
     "identify_storage",
     "is_datapipe",
     "is_iterable_kind",
+    "is_plain",
     "is_profiling",
     "is_python_exiting",
     "make_fetcher",
@@ -172,10 +173,9 @@ _TORCHS_TENSOR_COLLATE = _utils.collate.collate_tensor_fn
 _TORCHS_REGISTRY = dict(_utils.collate.default_collate_fn_map)
 
 
-def collate_registry() -> dict[Any, Callable[..., Any]]:
-    """What the user registered in `default_collate_fn_map` beyond torch's own entries."""
-    registry = _utils.collate.default_collate_fn_map
-    return {kind: fn for kind, fn in registry.items() if _TORCHS_REGISTRY.get(kind) is not fn}
+def has_collate_extensions() -> bool:
+    """Whether the user registered anything in `default_collate_fn_map`."""
+    return _utils.collate.default_collate_fn_map != _TORCHS_REGISTRY
 
 
 def collate_privately(batch: list[Any], take: TakeBytes | None = None) -> Any:
@@ -198,14 +198,15 @@ def _stack(
     elem = batch[0]
     # torch asks every element for its size first: an element that has none fails there.
     elements = sum(x.numel() for x in batch)
-    if not _is_plain(elem) or elements != elem.numel() * len(batch):
+    if not is_plain(elem) or elements != elem.numel() * len(batch):
         result: torch.Tensor = _TORCHS_TENSOR_COLLATE(batch, collate_fn_map=collate_fn_map)
         return result  # or its own error
     # torch stacks into an `out` of the first element's kind: other dtypes are cast to it.
     return torch.stack(batch, 0, out=_make_out(take, elem, len(batch)))
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: Any) -> bool:
+    """Whether `tensor` is a torch.Tensor proper, strided, on the CPU, with nothing special."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided

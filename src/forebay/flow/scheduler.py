@@ -180,6 +180,7 @@ class Scheduler:
         self._is_slow_start = True
         self._poller = select.poll()
         crew.register(self._poller)
+        self._posted: set[WorkerProcess] = set()
         self._unsent: set[WorkerProcess] = set()
         self._closures = crew.closures
         self.heard_s = time.monotonic()
@@ -191,7 +192,7 @@ class Scheduler:
         if not is_first:
             self._discard_rest()
             for worker in self.crew.workers:
-                self.crew.tell(worker, Resume())
+                self._tell(worker, Resume())
         self.order.start_epoch(sampler)
         self._head = self.order.first_serial
         self._ended_streams.clear()
@@ -250,8 +251,20 @@ class Scheduler:
     def dispatch(self) -> None:
         """Hand out as many tickets as window, tokens and memory allow."""
         self._is_blocked = False
-        if self._lost is not None or not self._serve_needs():
-            return
+        if self._lost is None and self._serve_needs() and self._has_gap():
+            self._dispatch_tickets()
+        self._flush()
+
+    def _has_gap(self) -> bool:
+        """Whether enough is missing from the window to be worth a message to the workers.
+
+        A wide window (of small batches) is filled by quarters: waking a worker costs more
+        than making such a batch.
+        """
+        gap = self.window.width - len(self._flights) - len(self._landed)
+        return gap >= max(1, self.window.width // 4) or not self._flights
+
+    def _dispatch_tickets(self) -> None:
         while len(self._flights) + len(self._landed) < self.window.width:
             ticket = self._peek_ticket()
             if ticket is None:
@@ -368,10 +381,17 @@ class Scheduler:
         self._loads[flight.worker.number].flights.append(flight.ticket.serial)
 
     def _tell(self, worker: WorkerProcess, message: object) -> None:
-        self.crew.tell(worker, message)
-        if worker.channel.has_unsent:
-            self._unsent.add(worker)
-            self.crew.register_worker(self._poller, worker)
+        self.crew.post(worker, message)
+        self._posted.add(worker)
+
+    def _flush(self) -> None:
+        """Send what was posted; where a socket takes no more, wake up when it does."""
+        for worker in self._posted:
+            self.crew.flush(worker)
+            if worker.channel.has_unsent:
+                self._unsent.add(worker)
+                self.crew.register_worker(self._poller, worker)
+        self._posted.clear()
 
     # -- G: what workers say ------------------------------------------------------------------
 
@@ -628,14 +648,15 @@ class Scheduler:
         """Let the window follow the consumer."""
         ready_left = len(self._landed)
         if self.settings.may_run_ahead:
-            self.window.set_most(self._count_most_ahead())
+            self.window.set_bounds(*self._count_ahead())
         self.window.note(Delivery(had_to_wait, self._had_idle_worker, ready_left))
         self._had_idle_worker = False
 
-    def _count_most_ahead(self) -> int:
+    def _count_ahead(self) -> tuple[int, int]:
+        """Least and most batches of the window: a MiB of them costs nothing worth saving."""
         by_bytes = RUN_AHEAD_BYTES // max(1, self.totals.estimate_next())
-        by_count = _RUN_AHEAD_BATCHES * self.settings.num_streams
-        return max(self.settings.most_ahead, min(by_bytes, by_count))
+        free = min(by_bytes, _RUN_AHEAD_BATCHES * self.settings.num_streams)
+        return max(1, free), max(self.settings.most_ahead, free)
 
     def note_wait(self) -> None:
         """The consumer is about to wait: does a worker idle meanwhile?"""

@@ -48,6 +48,7 @@ class Window:
     """
 
     def __init__(self, start: int, most: int) -> None:
+        self.least = 1
         self.most = max(1, most)
         self.width = max(1, min(start, self.most))
         self._calm = 0
@@ -63,11 +64,12 @@ class Window:
         self._calm += 1
         self._least_ready = min(self._least_ready, delivery.ready_left)
         if self._calm >= ROUNDS * self.width:
-            if self._least_ready > LOW_MARK and self.width > 1:
+            if self._least_ready > LOW_MARK and self.width > self.least:
                 self.width -= 1
             self._calm, self._least_ready = 0, self.most
 
-    def set_most(self, most: int) -> None:
-        """Another upper bound; a window beyond it is narrowed at once."""
+    def set_bounds(self, least: int, most: int) -> None:
+        """Other bounds; a window beyond them is brought back at once."""
         self.most = max(1, most)
-        self.width = min(self.width, self.most)
+        self.least = max(1, min(least, self.most))
+        self.width = max(self.least, min(self.width, self.most))

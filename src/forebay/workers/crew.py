@@ -203,6 +203,15 @@ class Crew:
         with contextlib.suppress(ChannelClosed):
             worker.channel.send(message)
 
+    def post(self, worker: WorkerProcess, message: object) -> None:
+        """The same, sent with the next `flush`."""
+        worker.channel.post(message)
+
+    def flush(self, worker: WorkerProcess) -> None:
+        """Send what was posted, as far as the worker's socket takes it."""
+        with contextlib.suppress(ChannelClosed):
+            worker.channel.flush()
+
     def read_control(self) -> None:
         """Take in what the zygote has said."""
         if self._control.fileno() < 0:

@@ -55,6 +55,14 @@ class Space:
         self.used_bytes = start + length
         return self._mapping.tensor(self._offset + start, length)
 
+    def take_all(self, length: int) -> torch.Tensor:
+        """The same, for what main made room for."""
+        part = self.take(length)
+        if part is None:
+            message = f"{length} bytes do not fit into a block of {self.capacity_bytes}"
+            raise ValueError(message)
+        return part
+
     def bring(self, buffer: np.ndarray[Any, Any]) -> Span | None:
         """The span of `buffer` within the arena: copied there unless it lies there already."""
         address = buffer.ctypes.data

@@ -10,6 +10,7 @@ shared and takes no lock: it is told an offset and a capacity.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import signal
 import socket
@@ -43,12 +44,12 @@ from forebay.workers.rows import Rows, plan_rows
 from forebay.workers.space import Mapping, Space, estimate_size
 from forebay.workers.streams import Stream, Streams, seed_generators
 
-LIST_BYTES = MIB
-"""Up to here a batch is made from the list of its samples, as torch does: a stack call over
-64 rows is cheaper than 64 copies. Above, row by row, without the list."""
-
 HEAD_BYTES = 64 * 1024
 """A structure longer than this travels in the block, where it is counted."""
+
+
+_MOST_HEADS = 64
+"""Structures whose pickle is kept: one or two in a usual job."""
 
 
 class _StoppedInDataset(Exception):  # noqa: N818 - carries a StopIteration through a generator
@@ -91,6 +92,7 @@ class _Worker:
         self._meter = PeakMeter()
         self._keep_bytes = 16 * MIB
         self._floor_bytes: int | None = None
+        self._heads: dict[Any, bytes] = {}  # outline of a batch -> its pickled structure
 
     def serve(self) -> None:
         self._streams.start_all()
@@ -179,39 +181,45 @@ class _Worker:
                 raise
             return self._pack(task, torch_compat.collate_privately([]), space)
         rows = plan_rows(first, length)
-        if rows is None or rows.size_bytes <= LIST_BYTES:
+        if rows is None:
             listed = [first, *samples]
             self._refuse_short(task, len(listed))
             return self._pack(task, _collate_list(listed, space), space)
-        if rows.size_bytes > space.capacity_bytes:
+        is_small = rows.size_bytes <= INLINE_BYTES
+        if not is_small and rows.size_bytes > space.capacity_bytes:
             try:
                 space = self._ask_for_room(task, rows.size_bytes)
             except _NoRoom:
                 for sample in samples:  # the stream's random state must move on as in torch
                     del sample
                 raise
-        batch = self._write_rows(task, rows, first, samples, space)
-        return self._pack(task, batch, space)
+        rows.open(_allocate if is_small else space.take_all)
+        return self._fill_rows(task, rows, itertools.chain((first,), samples), space)
 
-    def _write_rows(self, task: Task, rows: Rows, first: Any, samples: Any, space: Space) -> Any:
-        def open_rows(size_bytes: int) -> torch.Tensor:
-            flat = space.take(size_bytes)
-            assert flat is not None
-            return flat
-
-        rows.open(open_rows)
-        rows.put(first)
-        del first
-        count = 1
-        for sample in samples:
-            if not rows.put(sample):
-                listed = [*rows.unwrite(), sample, *samples]
+    def _fill_rows(self, task: Task, rows: Rows, samples: Any, space: Space) -> Done:
+        count, most = 0, rows.gather_count
+        while gathered := list(itertools.islice(samples, most)):
+            count += len(gathered)
+            if not rows.put(gathered):
+                listed = [*rows.unwrite(), *gathered, *samples]
                 self._refuse_short(task, len(listed))
-                return torch_compat.collate_privately(listed)
-            count += 1
-            del sample
+                return self._pack(task, torch_compat.collate_privately(listed), space)
         self._refuse_short(task, count)
-        return rows.finish()
+        outline = rows.outline
+        encoded = self._encode_rows(rows, outline)
+        return self._ship(task, encoded, space)
+
+    def _encode_rows(self, rows: Rows, outline: Any) -> Encoded:
+        """The batch taken apart. Equal outlines have equal heads: pickled once, then known."""
+        head = self._heads.get(outline) if outline is not None else None
+        if head is not None:
+            return Encoded(head, tuple(rows.buffers()))
+        encoded = encode(rows.finish())
+        if outline is not None and len(encoded.buffers) == len(rows.fields):
+            if len(self._heads) > _MOST_HEADS:
+                self._heads.clear()
+            self._heads[outline] = encoded.head
+        return encoded
 
     def _iterate(self, task: Task, stream: Stream) -> Any:
         """The samples of a task, one at a time, in torch's order of calls."""
@@ -226,7 +234,9 @@ class _Worker:
     # -- the result -------------------------------------------------------------------------
 
     def _pack(self, task: Task, batch: Any, space: Space) -> Done:
-        encoded = encode(batch)
+        return self._ship(task, encode(batch), space)
+
+    def _ship(self, task: Task, encoded: Encoded, space: Space) -> Done:
         head = encoded.head
         lengths = [buffer.nbytes for buffer in encoded.buffers]
         if sum(lengths) + len(head) <= INLINE_BYTES and not space.used_bytes:
@@ -235,9 +245,9 @@ class _Worker:
         buffers = encoded.buffers
         if len(head) > HEAD_BYTES:
             buffers, head = (*buffers, np.frombuffer(head, np.uint8)), b""
-        return self._write(task, Encoded(head, buffers), space, batch)
+        return self._write(task, Encoded(head, buffers), space)
 
-    def _write(self, task: Task, encoded: Encoded, space: Space, batch: Any) -> Done:
+    def _write(self, task: Task, encoded: Encoded, space: Space) -> Done:
         touched = space.used_bytes
         spans = [space.bring(buffer) for buffer in encoded.buffers]
         touched = max(touched, space.used_bytes)
@@ -249,7 +259,6 @@ class _Worker:
             spans = [space.bring(buffer) for buffer in encoded.buffers]
             touched = space.used_bytes
             assert None not in spans
-        del batch
         return Done(task.serial, encoded.head, tuple(spans), (), space.used_bytes, touched, None)  # type: ignore[arg-type]
 
     def _ask_for_room(self, task: Task, size_bytes: int) -> Space:
@@ -265,6 +274,10 @@ class _Worker:
         if not room.capacity_bytes:
             raise _NoRoom
         return Space(self._mapping, room.offset, room.capacity_bytes)
+
+
+def _allocate(size_bytes: int) -> torch.Tensor:
+    return torch.empty(size_bytes, dtype=torch.uint8)
 
 
 def _collate_list(samples: list[Any], space: Space) -> Any:

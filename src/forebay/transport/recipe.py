@@ -1,0 +1,109 @@
+"""How the usual batch is put together from its buffers, without unpickling.
+
+Covers: batches of dicts, lists, tuples and namedtuples around whole, contiguous tensors
+with a buffer each, and constants. Does not cover: everything else; the codec's pickle does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+
+@final
+class _Mark:
+    """Stands for a tensor in a skeleton."""
+
+
+_TENSOR = _Mark()
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    kind: Any
+    items: tuple[Any, ...]
+
+
+_CONSTANTS = (str, bytes, int, float, bool, type(None))
+
+
+@final
+class Recipe:
+    """A batch's containers, and dtype and size of each tensor in the order of the buffers."""
+
+    __slots__ = ("_kinds", "_skeleton")
+
+    def __init__(self, skeleton: Any, kinds: list[tuple[torch.dtype, torch.Size]]) -> None:
+        self._skeleton = skeleton
+        self._kinds = kinds
+
+    def rebuild(self, buffers: Sequence[object]) -> Any:
+        """The batch of these buffers; fresh containers each time."""
+        tensors = [
+            torch.frombuffer(buffer, dtype=dtype).view(size)
+            for buffer, (dtype, size) in zip(buffers, self._kinds, strict=True)
+        ]
+        return tensors[0] if self._skeleton is _TENSOR else _fill(self._skeleton, iter(tensors))
+
+
+def derive_recipe(batch: Any, buffers: Sequence[object]) -> Recipe | None:
+    """The recipe of `batch`, which was unpickled from `buffers`; None if it is unusual."""
+    tensors: list[torch.Tensor] = []
+    skeleton = _outline(batch, tensors)
+    if skeleton is None or not tensors or len(tensors) != len(buffers):
+        return None
+    for tensor, buffer in zip(tensors, buffers, strict=True):
+        if not _is_whole(tensor, buffer):
+            return None
+    return Recipe(skeleton, [(tensor.dtype, tensor.size()) for tensor in tensors])
+
+
+def _is_whole(tensor: torch.Tensor, buffer: Any) -> bool:
+    """Whether `tensor` is nothing but a plain look at all of `buffer`."""
+    return (
+        tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and tensor.numel() * tensor.element_size() == len(buffer)
+        and len(buffer) > 0
+        and tensor.data_ptr() == torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
+    )
+
+
+def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """The skeleton of `value`, its tensors appended in order; None if anything is unusual."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        tensors.append(value)
+        return _TENSOR
+    if kind is dict:
+        parts = {key: _outline(item, tensors) for key, item in value.items()}
+        return None if any(part is None for part in parts.values()) else parts
+    if kind is list or kind is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        items = tuple(_outline(item, tensors) for item in value)
+        if any(item is None for item in items):
+            return None
+        return kind(items) if kind in {list, tuple} else _Named(kind, items)
+    return _Constant(value) if kind in _CONSTANTS else None
+
+
+def _fill(skeleton: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    if skeleton is _TENSOR:
+        return next(tensors)
+    kind = type(skeleton)
+    if kind is dict:
+        return {key: _fill(part, tensors) for key, part in skeleton.items()}
+    if kind is _Constant:
+        return skeleton.value
+    if kind is _Named:
+        return skeleton.kind(*[_fill(part, tensors) for part in skeleton.items])
+    return kind([_fill(part, tensors) for part in skeleton])
