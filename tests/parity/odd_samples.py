@@ -214,14 +214,6 @@ def negated(index: int) -> torch.Tensor:
     return counting(index, dtype=torch.complex64).mul(1 + 2j).conj().imag
 
 
-def on_meta(index: int) -> torch.Tensor:
-    return torch.empty(3, device="meta")
-
-
-def on_meta_then_real(index: int) -> torch.Tensor:
-    return counting(index, 3) if index % 2 else torch.empty(3, device="meta")
-
-
 def shapes_that_agree_by_batch(index: int) -> torch.Tensor:
     """Equal within a batch of two, unequal from one batch to the next."""
     return counting(index, 5 + index // 2)
@@ -302,7 +294,7 @@ COLLATED_WITH_CARE: dict[str, Make] = {
         *(keys_that_are_no_text, dicts_then_other_mappings, lists_of_unequal_length),
         *(lists_of_ints, lists_then_tuples, named_tuples_then_tuples, sets, empty_containers),
         *(sparse, jagged, requiring_gradients, large_requiring_gradients, results_of_a_layer),
-        *(parameters, on_meta, on_meta_then_real),
+        *(parameters,),
         *(shapes_that_agree_by_batch, dtypes_that_agree_by_batch, growing_images),
         *(shrinking_images, images_with_one_giant),
     )
