@@ -27,10 +27,10 @@ CONTESTANTS: Final[dict[str, str]] = {
 }
 """Name in demo_job.py -> how it is called in tables."""
 
-SLACK_BYTES: Final = 32 * MIB
+SLACK_BYTES: Final = 48 * MIB
 """What a limit counts beside the job's need and the budget: page tables and other
 kernel memory (5 MiB measured), pages of files in use, and that the job's own
-peak varies by some 15 MiB from run to run."""
+peak varies from run to run (365 to 402 MiB in ten runs on a busy machine)."""
 
 
 class LimitTooLow(ForebayError, ValueError):  # noqa: N818 - named for what it is about

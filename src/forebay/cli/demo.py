@@ -29,10 +29,10 @@ def demo(
         str | None,
         typer.Option(
             help='Memory limit for the whole job, such as "600MiB". '
-            "Default: what the job needs without a loader + the budget + 32 MiB."
+            "Default: what the job needs without a loader + the budget + 48 MiB."
         ),
     ] = None,
-    budget: Annotated[str, typer.Option(help="The budget that forebay is given.")] = "160MiB",
+    budget: Annotated[str, typer.Option(help="The budget that forebay is given.")] = "200MiB",
     steps: Annotated[int, typer.Option(min=2, help="Training steps of each contestant.")] = 100,
     batch_size: Annotated[int, typer.Option(min=1, help="Photographs in a batch.")] = 64,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes of each loader.")] = 2,
