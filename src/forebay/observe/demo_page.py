@@ -7,9 +7,10 @@ where forebay is not better, the page says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 from forebay.bench.contest import Contest, Entry
 from forebay.bench.contestant import Broken, Finished, Killed, Run
@@ -24,7 +25,7 @@ COLOURS: Final = {
     "forebay": "--forebay",
 }
 Y_FROM_FRAC: Final = 0.5
-"""The memory figure starts at this part of the job's own need: what lies below is
+"""The figure of the whole job starts at this part of the job's own need: what lies below is
 torch itself, the same for all, and would press the difference flat."""
 
 CURVE_BUCKETS: Final = 700
@@ -39,9 +40,10 @@ def demo_page(contest: Contest, machine: Machine) -> str:
     """The whole page as HTML."""
     content = [
         report.tiles(_tiles(contest)),
-        _memory_section(contest),
+        _footprint_section(contest),
         _table_section(contest),
         _parts_section(contest),
+        _whole_job_section(contest),
         _loss_section(contest),
         _method_section(contest),
     ]
@@ -132,69 +134,91 @@ def _tiles(contest: Contest) -> Iterable[report.Tile]:
         )
 
 
-def _memory_section(contest: Contest) -> report.Html:
-    need_bytes, limit_bytes = contest.own_need_bytes, contest.limit_bytes
-    budget_top_bytes = need_bytes + contest.job.budget_bytes
-    limit = "limit" if contest.unenforced is None else "limit, not enforced here"
+Measure: TypeAlias = Callable[[Sample], int]
+
+
+def _footprint_section(contest: Contest) -> report.Html:
+    budget_mib = contest.job.budget_bytes / MIB
     figure = report.line_figure(
-        [_curve(each) for each in contest.entries],
+        [_curve(each, _fed) for each in contest.entries],
+        x_title="seconds since the first batch was asked for",
+        y_title="held for feeding, MiB",
+        levels=[report.Level(f"budget of forebay: {budget_mib:,.0f} MiB", "--forebay", budget_mib)],
+        bands=[report.Band("--forebay-soft", 0, budget_mib)],
+        moments=_kills(contest, _fed),
+    )
+    words = (
+        "Batches in shared memory and the workers' own memory, read from outside while the model "
+        "trains."
+    )
+    return report.section("What the loader held", figure, lead=words + _about_kills(contest))
+
+
+def _whole_job_section(contest: Contest) -> report.Html:
+    need_bytes, limit_bytes = contest.own_need_bytes, contest.limit_bytes
+    limit = "limit" if contest.unenforced is None else "limit, not enforced here"
+    own = f"the job without a loader: {format_bytes(need_bytes)}"
+    figure = report.line_figure(
+        [_curve(each, _held) for each in contest.entries],
         x_title="seconds since the first batch was asked for",
         y_title="memory of the whole job, MiB",
         levels=[
             report.Level(f"{limit}: {format_bytes(limit_bytes)}", "--limit", limit_bytes / MIB),
-            report.Level(
-                f"the job without a loader: {format_bytes(need_bytes)}",
-                "--muted",
-                need_bytes / MIB,
-            ),
+            report.Level(own, "--muted", need_bytes / MIB),
         ],
-        bands=[report.Band("--forebay-soft", need_bytes / MIB, budget_top_bytes / MIB)],
         y_from=Y_FROM_FRAC * need_bytes / MIB,
-        moments=[
-            _kill(each) for each in contest.entries if isinstance(each.limited.ending, Killed)
-        ],
+        moments=_kills(contest, _held),
     )
     words = (
-        "Anonymous and shared memory of the training process and all its workers, read from "
-        "outside. The shaded band is the budget that forebay was given."
+        "The same runs with the training itself: all anonymous and shared memory of the training "
+        "process and its workers. The waves are the training's own, one a step."
     )
-    if any(each.limited is not each.measured for each in contest.entries):
-        words += (
-            " A cross marks where a run was killed at the limit; its line is the same run again "
-            "without a limit, to show what it would have needed."
-        )
-    return report.section("Memory over time", figure, lead=words)
+    return report.section("The whole job", figure, lead=words)
 
 
-def _curve(entry: Entry) -> report.Curve:
+def _about_kills(contest: Contest) -> str:
+    if all(each.limited is each.measured for each in contest.entries):
+        return ""
+    return (
+        " A cross marks where the kernel killed a run at the limit; the line of its colour is the "
+        "same run again without a limit, to show what it would have needed."
+    )
+
+
+def _curve(entry: Entry, measure: Measure) -> report.Curve:
     run = entry.measured
     start_s = run.marks.get("baseline", 0.0)
-    end_s = run.marks.get("end", float("inf"))
-    samples = [each for each in run.trace.samples if start_s <= each.t_s <= end_s]
-    kept = thinned(samples)
+    kept = thinned(run.trace.between(start_s, run.marks.get("end", math.inf)), measure)
     again = run is not entry.limited
     return report.Curve(
         name=f"{entry.title}, without limit" if again else entry.title,
         colour=COLOURS[entry.name],
         x=[round(each.t_s - start_s, 3) for each in kept],
-        y=[round(each.held_bytes / MIB, 1) for each in kept],
+        y=[round(measure(each) / MIB, 1) for each in kept],
         width=1.6 if again else 2.4,
     )
 
 
-def _kill(entry: Entry) -> report.Moment:
+def _kills(contest: Contest, measure: Measure) -> list[report.Moment]:
+    killed = (each for each in contest.entries if isinstance(each.limited.ending, Killed))
+    return [_kill(each, measure) for each in killed if each.limited.trace.samples]
+
+
+def _kill(entry: Entry, measure: Measure) -> report.Moment:
+    """The kernel kills when the whole job is largest."""
     run = entry.limited
-    start_s = run.marks.get("baseline", 0.0)
-    top = max(run.trace.samples, key=lambda each: each.held_bytes)
+    top = max(run.trace.samples, key=_held)
     return report.Moment(
         name=f"{entry.title} {ending_words(run)}",
         colour=COLOURS[entry.name],
-        x=round(top.t_s - start_s, 3),
-        y=round(top.held_bytes / MIB, 1),
+        x=round(max(0.0, top.t_s - run.marks.get("baseline", top.t_s)), 3),
+        y=round(measure(top) / MIB, 1),
     )
 
 
-def thinned(samples: Sequence[Sample], buckets: int = CURVE_BUCKETS) -> list[Sample]:
+def thinned(
+    samples: Sequence[Sample], measure: Measure, buckets: int = CURVE_BUCKETS
+) -> list[Sample]:
     """At most two samples of each bucket, the least and the most, in the order of time."""
     if len(samples) <= 2 * buckets:
         return list(samples)
@@ -202,13 +226,17 @@ def thinned(samples: Sequence[Sample], buckets: int = CURVE_BUCKETS) -> list[Sam
     kept: list[Sample] = []
     for low, high in pairwise(edges):
         within = samples[low:high]
-        pair = {min(within, key=_held), max(within, key=_held)}
+        pair = {min(within, key=measure), max(within, key=measure)}
         kept.extend(sorted(pair, key=lambda each: each.t_s))
     return kept
 
 
 def _held(sample: Sample) -> int:
     return sample.held_bytes
+
+
+def _fed(sample: Sample) -> int:
+    return sample.fed_bytes
 
 
 TABLE_COLUMNS: Final = (
@@ -273,7 +301,12 @@ def _html_row(entry: Entry, words: Sequence[str]) -> list[report.Cell]:
     name, ending, *rest = words
     mood = {Finished: "good", Killed: "bad", Broken: "bad"}[type(entry.limited.ending)]
     source = report.swatch(name, COLOURS[entry.name])
-    return [source, report.marked(ending, mood), *(report.Text(each) for each in rest)]
+    return [source, report.marked(ending, mood), *(report.Text(_unbroken(each)) for each in rest)]
+
+
+def _unbroken(words: str) -> str:
+    """A number and its unit stay on one line."""
+    return words.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _parts_section(contest: Contest) -> report.Html:
