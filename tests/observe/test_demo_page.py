@@ -14,15 +14,8 @@ from forebay.bench.contest import Contest
 from forebay.bench.contestant import Broken, Finished
 from forebay.bench.machine import Machine
 from forebay.bench.sampler import Sample
-from forebay.observe.demo_page import (
-    TABLE_COLUMNS,
-    demo_page,
-    headline,
-    lead,
-    saw_same_batches,
-    table_rows,
-    thinned,
-)
+from forebay.observe.demo_page import demo_page, thinned
+from forebay.observe.demo_words import TABLE_COLUMNS, headline, lead, saw_same_batches, table_rows
 from tests.bench.made_up import made_up_contest, made_up_entry
 
 pytest.importorskip("plotly", reason="needs the extra `demo` (plotly)")
@@ -106,7 +99,7 @@ def test_replaced_workers_are_told() -> None:
 
 def test_thinning_keeps_the_peak_and_the_order() -> None:
     samples = [Sample(float(t_s), t_s % 97, 0) for t_s in range(5000)]
-    kept = thinned(samples, buckets=50)
+    kept = thinned(samples, lambda each: each.held_bytes, buckets=50)
     assert len(kept) <= 100
     assert max(each.held_bytes for each in kept) == 96
     assert kept == sorted(kept, key=lambda each: each.t_s)
@@ -151,4 +144,4 @@ def test_a_browser_draws_every_figure_and_complains_of_nothing(
     lines = re.findall(r'<path class="js-line" d="(M[^"]+)"', done.stdout)
     bars = re.findall(r'<g class="point"><path d="(M[^"]+)"', done.stdout)
     # The legend draws short ones.
-    assert (len([each for each in lines if each.count("L") > 10]), len(bars)) == (6, 6)
+    assert (len([each for each in lines if each.count("L") > 10]), len(bars)) == (9, 6)

@@ -2,7 +2,7 @@
 
 Covers: the options, the photographs, progress, the table in the terminal, the
 page. Does not cover: the contest itself (bench/contest.py), the page's content
-(observe/demo_page.py).
+(observe/demo_page.py, demo_words.py).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _print_table(contest: Contest) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from forebay.observe.demo_page import TABLE_COLUMNS, headline, lead, table_rows
+    from forebay.observe.demo_words import TABLE_COLUMNS, headline, lead, table_rows
 
     console = Console()
     console.print(f"\n[bold]{headline(contest)}[/bold]\n{lead(contest)}\n")

@@ -1,8 +1,7 @@
 """The page of `forebay demo`: memory over time, the table, where the bytes are, the loss.
 
-Covers: which figure shows what, and the words around it. Does not cover: how a
-figure is made (report.py), measuring (bench/). The words follow the numbers:
-where forebay is not better, the page says so.
+Covers: which figure shows what, and in which order. Does not cover: what is said
+(demo_words.py), how a figure is made (report.py), measuring (bench/).
 """
 
 from __future__ import annotations
@@ -13,10 +12,21 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 from forebay.bench.contest import Contest, Entry
-from forebay.bench.contestant import Broken, Finished, Killed, Run
+from forebay.bench.contestant import Broken, Finished, Killed
 from forebay.bench.machine import Machine
-from forebay.bench.sampler import GROUP_PERIOD_S, TREE_PERIOD_S, Sample
+from forebay.bench.sampler import Sample
 from forebay.observe import report
+from forebay.observe.demo_words import (
+    TABLE_COLUMNS,
+    ending_words,
+    headline,
+    lead,
+    method,
+    own_entry,
+    saw_same_batches,
+    table_rows,
+    torch_entries,
+)
 from forebay.units import MIB, format_bytes
 
 COLOURS: Final = {
@@ -32,9 +42,6 @@ CURVE_BUCKETS: Final = 700
 """Points of a curve, in pairs (least and most of each bucket): as many as a wide
 screen has pixels, and no peak is lost."""
 
-SAME_FRAC: Final = 0.05
-"""Differences smaller than this are not called differences: runs vary by as much."""
-
 
 def demo_page(contest: Contest, machine: Machine) -> str:
     """The whole page as HTML."""
@@ -45,79 +52,11 @@ def demo_page(contest: Contest, machine: Machine) -> str:
         _parts_section(contest),
         _whole_job_section(contest),
         _loss_section(contest),
-        _method_section(contest),
+        report.section("How it was measured", report.paragraphs(method(contest))),
     ]
     return report.page(
         "forebay demo", headline(contest), lead(contest), content, f"Measured on: {machine}."
     )
-
-
-def headline(contest: Contest) -> str:
-    """The result in one sentence, whatever it is."""
-    ours, theirs = _ours(contest), _theirs(contest)
-    if not isinstance(ours.limited.ending, Finished):
-        return f"forebay did not finish: {ending_words(ours.limited)}."
-    killed = [each for each in theirs if isinstance(each.limited.ending, Killed)]
-    if killed and len(killed) == len(theirs):
-        return "Under the same limit torch's loader was killed. forebay trained to the end."
-    if killed:
-        return f"Under the same limit {killed[0].title} was killed. forebay trained to the end."
-    least = min(theirs, key=lambda each: each.figures.footprint_bytes)
-    ratio = ours.figures.footprint_bytes / max(1, least.figures.footprint_bytes)
-    if ratio < 1 - SAME_FRAC:
-        return f"The same training with {ratio:.0%} of the memory that {least.title} took."
-    return f"forebay took {ratio:.0%} of the memory of {least.title} on this machine."
-
-
-def lead(contest: Contest) -> str:
-    """What was done, in two or three sentences with the numbers."""
-    job = contest.job
-    words = (
-        f"A small residual network was trained for {job.steps} steps on batches of "
-        f"{job.batch_size} photographs ({format_bytes(job.batch_bytes)} each), three times: "
-        f"fed by torch's DataLoader, by the same with prefetch_factor=1, and by forebay with a "
-        f"budget of {format_bytes(job.budget_bytes)}."
-    )
-    if saw_same_batches(contest):
-        words += " All three saw the very same batches, bit for bit."
-    if contest.unenforced is not None:
-        words += " No limit could be enforced here, so nobody was killed."
-    return words
-
-
-def saw_same_batches(contest: Contest) -> bool:
-    """Whether every contestant finished and their checksums agree."""
-    endings = [each.measured.ending for each in contest.entries]
-    digests = {each.digest if isinstance(each, Finished) else None for each in endings}
-    return len(digests) == 1 and None not in digests
-
-
-def ending_words(run: Run) -> str:
-    """How a run ended, for people."""
-    match run.ending:
-        case Finished(oom_kills=0):
-            return "finished"
-        case Finished(oom_kills=kills):
-            return f"finished, {kills} killed workers replaced"
-        case Killed():
-            return f"killed {_after(run)}"
-        case Broken(why):
-            return f"failed {_after(run)}: {why.splitlines()[-1]}"
-
-
-def _after(run: Run) -> str:
-    count = len(run.steps)
-    if not count:
-        return "before its first step"
-    return f"after {count} step{'s' if count > 1 else ''}"
-
-
-def _ours(contest: Contest) -> Entry:
-    return next(each for each in contest.entries if each.name == "forebay")
-
-
-def _theirs(contest: Contest) -> list[Entry]:
-    return [each for each in contest.entries if each.name != "forebay"]
 
 
 def _tiles(contest: Contest) -> Iterable[report.Tile]:
@@ -125,8 +64,8 @@ def _tiles(contest: Contest) -> Iterable[report.Tile]:
         colour = COLOURS[entry.name]
         footprint = format_bytes(entry.figures.footprint_bytes)
         yield report.Tile(footprint, f"peak footprint, {entry.title}", colour)
-    rate = _ours(contest).figures.images_per_s
-    theirs = [each.figures.images_per_s for each in _theirs(contest)]
+    rate = own_entry(contest).figures.images_per_s
+    theirs = [each.figures.images_per_s for each in torch_entries(contest)]
     known = [each for each in theirs if each is not None]
     if rate is not None and known:
         yield report.Tile(
@@ -239,47 +178,6 @@ def _fed(sample: Sample) -> int:
     return sample.fed_bytes
 
 
-TABLE_COLUMNS: Final = (
-    "",
-    "under the limit",
-    "images/s",
-    "peak of the whole job",
-    "peak footprint of the loader",
-    "workers' own memory",
-    "shared memory (batches)",
-    "training process above its own need",
-    "waited for batches",
-    "first batch after",
-    "final loss",
-)
-
-
-def table_rows(contest: Contest) -> list[list[str]]:
-    """The cells of `TABLE_COLUMNS` as plain text, one row a contestant, for page and terminal."""
-    return [_row_words(each, contest.unenforced is None) for each in contest.entries]
-
-
-def _row_words(entry: Entry, enforced: bool) -> list[str]:
-    figures = entry.figures
-    return [
-        entry.title,
-        ending_words(entry.limited) if enforced else "no limit set",
-        _number(figures.images_per_s, "{:,.0f}"),
-        format_bytes(figures.job_peak_bytes),
-        format_bytes(figures.footprint_bytes),
-        format_bytes(figures.workers_anon_bytes),
-        format_bytes(figures.shmem_bytes),
-        format_bytes(figures.main_growth_bytes),
-        f"{figures.waited_s:.1f} s",
-        _number(figures.first_batch_s, "{:.2f} s"),
-        _number(figures.final_loss, "{:.4f}"),
-    ]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "not known" if value is None else form.format(value)
-
-
 def _table_section(contest: Contest) -> report.Html:
     rows = [
         _html_row(entry, words)
@@ -355,54 +253,3 @@ def _loss_section(contest: Contest) -> report.Html:
     if saw_same_batches(contest):
         words += " The three lines lie on each other, since all saw the same batches."
     return report.section("The training was real", figure, lead=words)
-
-
-def _method_section(contest: Contest) -> report.Html:
-    job = contest.job
-    grouped = contest.unenforced is None
-    where = (
-        f"a memory cgroup of its own, entered before the program starts, and is read from outside "
-        f"every {GROUP_PERIOD_S * 1000:.0f} ms (anonymous and shared memory; file pages that the "
-        "kernel can drop are not counted)"
-        if grouped
-        else f"a process tree that is read from outside every {TREE_PERIOD_S * 1000:.0f} ms "
-        "(proportional set sizes; short peaks may be missed), since no cgroup could be made"
-    )
-    setting = (
-        f"Every contestant runs alone in a fresh process, one after another, in {where}. "
-        f"Each has {job.workers} workers; training uses {job.threads} thread(s) in all three."
-    )
-    texts = [setting, *MEANING]
-    texts.append(_limit_words(contest) if contest.unenforced is None else contest.unenforced)
-    return report.section("How it was measured", report.paragraphs(texts))
-
-
-MEANING: Final = (
-    (
-        "The footprint of the loader is, at each moment, what the whole job holds less what the "
-        "training process itself holds: the workers' own memory, and all shared memory, which is "
-        "the batches, also the one being trained on. Memory that a forked worker only shares with "
-        "the training process is not the worker's."
-    ),
-    (
-        "What a loader adds inside the training process cannot be told from training by looking. "
-        "It is bounded instead: before it asks for a batch, the job trains a throw-away model on "
-        "one made-up batch and gives that memory back. The peak of that, less the made-up batch, "
-        "is the job's own need. How far the training process later rises above its own part of "
-        "it stands in the table; some 20 MiB of that are training itself, which peaks differently "
-        "in each run. Batches that a loader copies into the training process are in there too."
-    ),
-    (
-        "Speed is measured from the end of the first step; the time to the first batch has a "
-        "column of its own."
-    ),
-)
-
-
-def _limit_words(contest: Contest) -> str:
-    return (
-        f"The limit was {format_bytes(contest.limit_bytes)}. Unless you chose another it is the "
-        f"job's own need ({format_bytes(contest.own_need_bytes)}), plus the budget given to "
-        f"forebay ({format_bytes(contest.job.budget_bytes)}), plus a little for the kernel. Swap "
-        "counts. Whoever is killed runs once more without it."
-    )

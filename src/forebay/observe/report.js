@@ -23,12 +23,16 @@
     return narrow;
   };
 
+  const thin = (trace) =>
+    trace.line ? { ...trace, line: { ...trace.line, width: trace.line.width * 0.55 } } : trace;
+
   const draw = () => {
     const style = window.getComputedStyle(document.documentElement);
     for (const figure of document.querySelectorAll(".figure")) {
       const spec = resolve(JSON.parse(figure.querySelector("script").textContent), style);
       const config = { displayModeBar: false, responsive: true };
-      window.Plotly.react(figure.querySelector(".plot"), spec.data, fit(spec.layout), config);
+      const data = phone.matches ? spec.data.map(thin) : spec.data;
+      window.Plotly.react(figure.querySelector(".plot"), data, fit(spec.layout), config);
     }
   };
 
