@@ -131,7 +131,8 @@ def test_the_page_fetches_nothing(contest: Contest) -> None:
 def test_a_browser_draws_every_figure_and_complains_of_nothing(
     contest: Contest, tmp_path: Path
 ) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
     if browser is None:
         pytest.skip("needs chromium on the PATH")
     (tmp_path / "page.html").write_text(demo_page(contest, MACHINE), encoding="utf-8")
