@@ -19,7 +19,13 @@ DIGEST = "0badcafe"
 
 
 def made_up_run(
-    name: str, *, fed_mib: int, ending: Ending | None = None, step_s: float = 0.5, steps: int = 20
+    name: str,
+    *,
+    fed_mib: int,
+    ending: Ending | None = None,
+    step_s: float = 0.5,
+    steps: int = 20,
+    wait_s: float = 0.125,
 ) -> Run:
     """Warm-up from 0 to 10 s, then one step after the other, with a saw-tooth of memory."""
     warm = [Sample(float(t_s), NEED_MIB * MIB, 0, NEED_MIB * MIB) for t_s in range(10)]
@@ -30,7 +36,7 @@ def made_up_run(
         for held_mib in [fed_mib - 10 * (tick % 5)]
     ]
     done = tuple(
-        Step(10 + (number + 1) * step_s, number, 1.5 / (number + 1), wait_s=0.125)
+        Step(10 + (number + 1) * step_s, number, 1.5 / (number + 1), wait_s)
         for number in range(steps)
     )
     marks = {"warmup": 0.0, "baseline": 10.0, "end": end_s}

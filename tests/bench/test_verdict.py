@@ -60,6 +60,10 @@ def test_waiting_leaves_the_first_batch_out(run: Run) -> None:
     assert (figures.waited_s, figures.first_batch_s) == (19 * 0.125, 0.125)
 
 
+def test_the_share_of_waiting_is_of_the_time_after_the_first_step(run: Run) -> None:
+    assert judge(run, JOB).waited_frac == pytest.approx(19 * 0.125 / 9.5)
+
+
 def test_a_run_that_never_started_has_no_speed_and_no_loss() -> None:
     empty = Run("torch", None, {}, (), Trace("", (), ()), made_up_run("torch", fed_mib=1).ending)
     figures = judge(empty, JOB)

@@ -105,6 +105,15 @@ def test_thinning_keeps_the_peak_and_the_order() -> None:
     assert kept == sorted(kept, key=lambda each: each.t_s)
 
 
+def test_speed_is_not_credited_to_a_loader_that_nobody_waited_for() -> None:
+    patient = made_up_contest(
+        made_up_entry("torch", fed_mib=310, wait_s=0.001),
+        made_up_entry("torch-prefetch1", fed_mib=190, wait_s=0.001),
+        made_up_entry("forebay", fed_mib=95, wait_s=0.001),
+    )
+    assert "images/s is then the speed of the training" in demo_page(patient, MACHINE)
+
+
 class Outside(HTMLParser):
     """Collects every address that a browser would fetch."""
 

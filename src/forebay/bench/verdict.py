@@ -41,6 +41,12 @@ class Figures:
     shmem_bytes: int
     main_growth_bytes: int
     final_loss: float | None
+    trained_s: float
+
+    @property
+    def waited_frac(self) -> float | None:
+        """The share of the time after the first step in which training waited for a batch."""
+        return self.waited_s / self.trained_s if self.trained_s > 0 else None
 
 
 def judge(run: Run, job: Job) -> Figures:
@@ -64,6 +70,7 @@ def judge(run: Run, job: Job) -> Figures:
         shmem_bytes=max((each.shmem_bytes for each in feeding), default=0),
         main_growth_bytes=max(0, main_bytes - warm_main_bytes),
         final_loss=sum(step.loss for step in last) / len(last) if last else None,
+        trained_s=run.steps[-1].t_s - run.steps[0].t_s if run.steps else 0.0,
     )
 
 

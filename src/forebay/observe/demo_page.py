@@ -25,7 +25,6 @@ from forebay.observe.demo_words import (
     own_entry,
     saw_same_batches,
     table_rows,
-    torch_entries,
 )
 from forebay.units import MIB, format_bytes
 
@@ -38,9 +37,15 @@ Y_FROM_FRAC: Final = 0.5
 """The figure of the whole job starts at this part of the job's own need: what lies below is
 torch itself, the same for all, and would press the difference flat."""
 
+SELDOM_FRAC: Final = 0.05
+"""Below this share of waiting, the loader is not what sets the speed."""
+
 CURVE_BUCKETS: Final = 700
 """Points of a curve, in pairs (least and most of each bucket): as many as a wide
 screen has pixels, and no peak is lost."""
+
+
+Measure: TypeAlias = Callable[[Sample], int]
 
 
 def demo_page(contest: Contest, machine: Machine) -> str:
@@ -64,16 +69,9 @@ def _tiles(contest: Contest) -> Iterable[report.Tile]:
         colour = COLOURS[entry.name]
         footprint = format_bytes(entry.figures.footprint_bytes)
         yield report.Tile(footprint, f"peak footprint, {entry.title}", colour)
-    rate = own_entry(contest).figures.images_per_s
-    theirs = [each.figures.images_per_s for each in torch_entries(contest)]
-    known = [each for each in theirs if each is not None]
-    if rate is not None and known:
-        yield report.Tile(
-            f"{rate / max(known):.2f}x", "forebay's images/s, against the faster torch"
-        )
-
-
-Measure: TypeAlias = Callable[[Sample], int]
+    waited_frac = own_entry(contest).figures.waited_frac
+    if waited_frac is not None:
+        yield report.Tile(f"{waited_frac:.1%}", "of its time training waited for forebay")
 
 
 def _footprint_section(contest: Contest) -> report.Html:
@@ -187,6 +185,12 @@ def _table_section(contest: Contest) -> report.Html:
     if any(each.limited is not each.measured for each in contest.entries):
         notes.append(
             "Figures of a contestant that was killed are from its second run, without a limit."
+        )
+    waits = [each.figures.waited_frac for each in contest.entries]
+    if all(each is not None and each < SELDOM_FRAC for each in waits):
+        notes.append(
+            "Training hardly waited for batches in any of them: images/s is then the speed of the "
+            "training itself, and of whatever else the machine did at that time."
         )
     if saw_same_batches(contest):
         notes.append("Equal losses are no accident: the batches were equal bit for bit.")
