@@ -16,6 +16,19 @@ from forebay.units import ACCEPTED_FORMS, format_bytes
 class ForebayError(Exception):
     """Whatever forebay itself refuses or reports. Errors of user code keep their own type."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # By their facts, not by calling a constructor with the finished text.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(
+    kind: type[ForebayError], args: tuple[object, ...], facts: dict[str, object]
+) -> ForebayError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
 
 class HoardingWarning(UserWarning):
     """The consumer keeps batches; they were moved out of the loader's arena."""

@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
@@ -46,7 +47,7 @@ from forebay.transport.codec import decode
 from forebay.transport.lease import Lender, Ready
 from forebay.units import GIB, MIB, format_bytes
 from forebay.workers.crew import Crew
-from forebay.workers.messages import Failed
+from forebay.workers.messages import Failed, Keep
 from forebay.workers.streams import mix_seed
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ _LONE_S = 2.0
 
 _HOARD_BYTES = 64 * MIB
 """Kept heap copies below this are nobody's worry."""
+
+_WARM_FETCHES = 3
+"""Fetches of each worker after which it has touched what it usually touches."""
+
+_READINGS = 4
+"""Latest readings that count: growth shows after as many, at least a second."""
 
 _RESERVE_FACTOR = 4
 """Address space of the arena, in budgets: addresses are free, and fragments need some."""
@@ -149,9 +156,12 @@ class Engine:
         self.lender = Lender(self.arena)
         self.ledger = Ledger(plan.budget_bytes)
         parked = max(0, crew_plan.workers - crew_plan.tokens)
-        self.ledger.workers_bytes = (
+        self._guess_bytes = (
             ZYGOTE_BYTES + crew_plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
         )
+        self.ledger.workers_bytes = self._guess_bytes
+        self._readings: deque[int] = deque(maxlen=_READINGS)
+        self._is_warm = False
         self.crew = Crew(
             context, job, self.arena, split_streams(job.num_streams, crew_plan.workers)
         )
@@ -160,6 +170,9 @@ class Engine:
             _make_settings(plan, job, crew_plan),
         )  # fmt: skip
         self._stats = _Tally()
+        keep = _decide_heap_share(plan.budget_bytes, crew_plan.workers)
+        for worker in self.crew.workers:
+            self.crew.tell(worker, Keep(keep))
         self._has_warned_hoarding = False
         _engines.add(self)
         self._clock = Clock(self)
@@ -308,11 +321,23 @@ class Engine:
         self._pace.note(time.perf_counter() - began)
         if not reading.pids:
             return
-        making = self.ledger.promised_bytes
         self._stats.workers_bytes = reading.workers_bytes
-        # Busy workers' makings are in the reading and promised as well: count them once.
-        self.ledger.workers_bytes = max(0, reading.workers_bytes - making)
         self._stats.note_footprint(reading.workers_bytes + self.arena.read_resident_bytes())
+        self._reconcile(reading.workers_bytes)
+
+    def _reconcile(self, workers_bytes: int) -> None:
+        """Replace the ledger's guess of idle workers by what was read.
+
+        A reading is the idle workers and whatever fetches hold at that moment, never less.
+        So the least of the latest ones is the closest bound from above; fetches have their
+        own promises. While workers do things for the first time the guess still counts.
+        """
+        if not self._is_warm and self.scheduler.sizes.seen >= _WARM_FETCHES * self.crew_plan.workers:
+            self._is_warm = True
+            self._readings.clear()
+        self._readings.append(workers_bytes)
+        least = min(self._readings)
+        self.ledger.workers_bytes = least if self._is_warm else max(self._guess_bytes, least)
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -484,6 +509,12 @@ def _reserve_bytes(budget_bytes: int, probe: Probe) -> int:
     statm = probe.read_statm()
     free = limit - (statm.vm_bytes if statm else 0)
     return max(min(wanted, budget_bytes, free // 2), MIB)
+
+
+def _decide_heap_share(budget_bytes: int, workers: int) -> int:
+    """Freed heap that each worker may keep for its next fetch: a sixteenth of the budget for
+    all, within bounds. Less costs page faults anew, more is memory that does nothing."""
+    return min(16 * MIB, max(MIB, budget_bytes // (16 * workers)))
 
 
 def _read_cpu_s(pids: list[int]) -> float:

@@ -26,7 +26,7 @@ from forebay.memory.planner import SizeHistory
 from forebay.memory.policy import Delivery, Window
 from forebay.transport.lease import Draft, Lender, Ready
 from forebay.transport.spill import Spilled, SpillFile
-from forebay.units import MIB
+from forebay.units import MIB, round_up_to_page
 from forebay.workers.messages import DISCARD, Done, Failed, Need, Resume, Room, StreamEnd, Task
 
 if TYPE_CHECKING:
@@ -160,6 +160,10 @@ class Scheduler:
         self.makings = SizeHistory()
         self.totals = SizeHistory()  # buffers of a batch, wherever they travel
         self.window = Window(settings.num_streams, settings.most_ahead)
+        if not settings.in_order:
+            # torch's rule shares a fixed number of tasks among the workers: who is slow keeps
+            # its share, and that decides which batch comes when.
+            self.window.set_bounds(settings.most_ahead, settings.most_ahead)
         self.tokens = settings.tokens
         self.spill = SpillFile()
         self.evictions = 0
@@ -647,10 +651,22 @@ class Scheduler:
     def note_delivery(self, *, had_to_wait: bool) -> None:
         """Let the window follow the consumer."""
         ready_left = len(self._landed)
-        if self.settings.may_run_ahead:
+        if self.settings.may_run_ahead and self.settings.in_order:
             self.window.set_bounds(*self._count_ahead())
+        before = self.window.width
         self.window.note(Delivery(had_to_wait, self._had_idle_worker, ready_left))
         self._had_idle_worker = False
+        if self.window.width < before:
+            self._give_back_beyond_window()
+
+    def _give_back_beyond_window(self) -> None:
+        """A narrower window leaves pages warm that no batch will come for."""
+        used = self.in_flight_bytes + self.lender.lent_bytes
+        # One block more than the window: the consumer's last one comes back while it waits.
+        wanted = (self.window.width + 1) * round_up_to_page(self.sizes.estimate_next())
+        surplus = self.arena.touched_bytes - max(used, wanted)
+        if surplus > 0:
+            self._reclaim(min(surplus, self.arena.free_warm_bytes))
 
     def _count_ahead(self) -> tuple[int, int]:
         """Least and most batches of the window: a MiB of them costs nothing worth saving."""

@@ -136,6 +136,11 @@ class PeakMeter:
         blur = abs(grown_shmem) + abs(grown_file) if self._clear else 0
         return Making(max(0, risen, kept), now.anon_bytes, blur)
 
+    def read_private_bytes(self) -> int:
+        """Anonymous resident bytes now, as in `Making.private_bytes`."""
+        self._ensure_open()
+        return self._read().anon_bytes
+
     def close(self) -> None:
         """Close the descriptors; a later `start` opens them again."""
         for descriptor in (self._status, self._clear):

@@ -13,7 +13,6 @@ that its worker must still be alive to hand over.
 from __future__ import annotations
 
 import copyreg
-import ctypes
 import io
 import pickle
 import struct
@@ -36,6 +35,10 @@ slice of a decoded video ships the whole video)."""
 
 COMPACT_MIN_BYTES = 4096
 """Below a page of excess, compacting saves nothing that is counted."""
+
+_CUT_ALIGN_BYTES = 16
+"""Cuts begin at a multiple of the largest element (complex128): views of several dtypes may
+share a storage, and each counts its offset in elements of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,29 +134,41 @@ class _Cut:
 class _Storage:
     """Stands for one storage in the pickle, so that its views stay views of one storage.
 
-    `start` and `end` are the bytes that any view of it in this batch reaches.
+    `start` and `end` are the bytes that any view of it in this batch reaches; `number` is
+    that of its buffer. Addresses cannot tell buffers apart: an array and a tensor, or two
+    tensors, may each have a storage of their own over the same memory (`from_numpy`).
     """
 
-    __slots__ = ("end", "flat", "number", "start", "storage")
+    __slots__ = ("_buffers", "end", "flat", "number", "start", "storage")
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
+    def __init__(self, storage: torch.UntypedStorage, buffers: list[Any]) -> None:
         self.storage = storage  # held: no address is used twice while we work
         self.flat = _flat_bytes(storage)
         self.start, self.end = self.flat.nbytes, 0
+        self._buffers = buffers
         self.number = -1
 
     def reach(self, start: int, end: int) -> None:
         self.start, self.end = min(self.start, start), max(self.end, end)
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        self.number = len(self._buffers)  # the pickler takes this buffer next
         return _rebuild_storage, (pickle.PickleBuffer(self.flat),)
 
 
 @final
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._take)
-        self._buffers: list[np.ndarray[Any, Any]] = []
+        buffers: list[np.ndarray[Any, Any]] = []
+
+        # Not a method: a pickler that refers to itself, and with it the whole batch, would
+        # live until the garbage collector comes by.
+        def take(buffer: pickle.PickleBuffer) -> bool:
+            buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
+            return False  # out of band
+
+        super().__init__(file, protocol=5, buffer_callback=take)
+        self._buffers = buffers
         self._storages: dict[int, _Storage] = {}
         self.dispatch_table = _DISPATCH
 
@@ -165,20 +180,14 @@ class _Pickler(pickle.Pickler):
             buffers.
         """
         cuts = []
-        numbers = {flat.ctypes.data: n for n, flat in enumerate(self._buffers) if flat.nbytes}
         for storage in self._storages.values():
-            size, seen = storage.flat.nbytes, max(0, storage.end - storage.start)
+            start = storage.start // _CUT_ALIGN_BYTES * _CUT_ALIGN_BYTES
+            size, seen = storage.flat.nbytes, max(0, storage.end - start)
             if size < COMPACT_RATIO * seen or size - seen <= COMPACT_MIN_BYTES:
                 continue
-            number = numbers[storage.flat.ctypes.data]
-            self._buffers[number] = storage.flat[storage.start : storage.end]
-            cuts.append((number, storage.start))
+            self._buffers[storage.number] = storage.flat[start : storage.end]
+            cuts.append((storage.number, start))
         return cuts, self._buffers
-
-    def _take(self, buffer: pickle.PickleBuffer) -> bool:
-        """Keep every buffer out of band (falsy)."""
-        self._buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
-        return False
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -229,7 +238,7 @@ class _Pickler(pickle.Pickler):
         key = torch_compat.identify_storage(storage)
         known = self._storages.get(key)
         if known is None:
-            known = self._storages[key] = _Storage(storage)
+            known = self._storages[key] = _Storage(storage, self._buffers)
         return known
 
     def _reduce_storage(self, storage: Any) -> Any:
@@ -337,9 +346,14 @@ def _rebuild_odd(  # noqa: PLR0913
     if kind == "nested":
         tensor = torch_compat.rebuild_nested(parts)
     elif kind == "coo":
-        tensor = torch.sparse_coo_tensor(*parts, size=shape, is_coalesced=detail)
+        # Taken from a valid tensor: nothing to check, and nothing to warn of the checks about.
+        tensor = torch.sparse_coo_tensor(
+            *parts, size=shape, is_coalesced=detail, check_invariants=False
+        )
     else:
-        tensor = torch.sparse_compressed_tensor(*parts, size=shape, layout=detail)
+        tensor = torch.sparse_compressed_tensor(
+            *parts, size=shape, layout=detail, check_invariants=False
+        )
     return _dress(tensor, is_parameter, requires_grad)
 
 
@@ -396,10 +410,14 @@ class _Flat:
         self._array = array
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return _return_buffer, (pickle.PickleBuffer(np.asarray(self)),)
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        """NumPy's protocol: it keeps us, and so a temporary copy, alive under the bytes."""
         array = self._array
-        memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-        flat = np.frombuffer(memory, np.uint8)
-        return _return_buffer, (pickle.PickleBuffer(flat),)
+        place = (array.ctypes.data, False)  # the address; not read-only
+        return {"version": 3, "shape": (array.nbytes,), "typestr": "|u1", "data": place}
 
 
 def _return_buffer(buffer: object) -> object:

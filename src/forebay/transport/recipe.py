@@ -57,7 +57,7 @@ class Recipe:
 def derive_recipe(batch: Any, buffers: Sequence[object]) -> Recipe | None:
     """The recipe of `batch`, which was unpickled from `buffers`; None if it is unusual."""
     tensors: list[torch.Tensor] = []
-    skeleton = _outline(batch, tensors)
+    skeleton = _outline(batch, tensors, set())
     if skeleton is None or not tensors or len(tensors) != len(buffers):
         return None
     for tensor, buffer in zip(tensors, buffers, strict=True):
@@ -73,27 +73,49 @@ def _is_whole(tensor: torch.Tensor, buffer: Any) -> bool:
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
         and tensor.device.type == "cpu"
         and tensor.is_contiguous()
+        # A length of 1 may have any stride, and keeps it in the pickle.
+        and tensor.stride() == torch.empty(tensor.size(), device="meta").stride()
         and tensor.numel() * tensor.element_size() == len(buffer)
         and len(buffer) > 0
         and tensor.data_ptr() == torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
     )
 
 
-def _outline(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """The skeleton of `value`, its tensors appended in order; None if anything is unusual."""
+def _outline(value: Any, tensors: list[torch.Tensor], seen: set[int]) -> Any:
+    """The skeleton of `value`, its tensors appended in order; None if anything is unusual.
+
+    Args:
+        value: A part of the batch.
+        tensors: Those found so far.
+        seen: Mutable containers found so far, by identity. One that is met twice must stay
+            one object, or may hold itself: only the pickle can say so.
+    """
     kind = type(value)
+    if kind is dict or kind is list:
+        if id(value) in seen:
+            return None
+        seen.add(id(value))
     if kind is torch.Tensor:
         tensors.append(value)
         return _TENSOR
     if kind is dict:
-        parts = {key: _outline(item, tensors) for key, item in value.items()}
+        parts = {key: _outline(item, tensors, seen) for key, item in value.items()}
         return None if any(part is None for part in parts.values()) else parts
-    if kind is list or kind is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
-        items = tuple(_outline(item, tensors) for item in value)
+    if kind is list or kind is tuple or _is_named(value):
+        items = tuple(_outline(item, tensors, seen) for item in value)
         if any(item is None for item in items):
             return None
         return kind(items) if kind in {list, tuple} else _Named(kind, items)
     return _Constant(value) if kind in _CONSTANTS else None
+
+
+def _is_named(value: Any) -> bool:
+    """Whether `value` is a namedtuple and nothing beside its items (a subclass may be)."""
+    return (
+        isinstance(value, tuple)
+        and hasattr(value, "_fields")
+        and not getattr(value, "__dict__", None)
+    )
 
 
 def _fill(skeleton: Any, tensors: Iterator[torch.Tensor]) -> Any:

@@ -16,6 +16,7 @@ import pickle
 import select
 import signal
 import socket
+import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from forebay.workers.messages import (
     Started,
     Unable,
 )
-from forebay.workers.zygote import ArenaHandle, Unsealed, run_zygote
+from forebay.workers.zygote import ArenaHandle, Unsealed, interrupts_blocked, run_zygote
 
 if TYPE_CHECKING:
     from forebay.transport.arena import Arena
@@ -46,6 +47,9 @@ RETIRE_S = 5.0
 
 _HATCH_S = 300.0
 """Longest wait for a pid: unpickling a large dataset takes minutes."""
+
+_LOOK_S = 0.1
+"""Longest single wait for the zygote's words: another thread may have read them meanwhile."""
 
 
 @final
@@ -153,10 +157,18 @@ class Crew:
         self.closures = 0
         """How many channels have been closed: pollers must be made anew then."""
         self._owner_pid = os.getpid()
+        self._is_over = False
+        # Guards reading the zygote's channel: frameworks ask workers whether they live, from
+        # threads that do not hold the engine's lock. Taken after it, never before.
+        self._control_lock = threading.Lock()
+        self.workers: list[WorkerProcess] = []
         self._zygote, self._control = self._start_zygote(context, job, arena)
-        self.workers = [
-            self._start_worker(number, streams) for number, streams in enumerate(streams_of)
-        ]
+        try:
+            for number, streams in enumerate(streams_of):
+                self.workers.append(self._start_worker(number, streams))
+        except BaseException:
+            self._end_zygote()
+            raise
 
     @property
     def zygote_pid(self) -> int:
@@ -184,19 +196,30 @@ class Crew:
         for worker in self.workers:
             if worker.channel.fileno() in ready:
                 heard += [Heard(worker, message) for message in self._receive(worker)]
+        # A worker's end may be known before its last words were read: read them now, since
+        # whoever sees the end takes it that nothing more will come.
+        for worker in self.workers:
+            if worker.has_ended and worker.channel.fileno() >= 0:
+                heard += [Heard(worker, message) for message in self._receive(worker)]
         return heard
 
     def _receive(self, worker: WorkerProcess) -> list[Any]:
-        try:
+        """What a worker has said; all that it ever will when it has ended."""
+        with contextlib.suppress(ChannelClosed):  # it may have said something before it died
             worker.channel.flush()
-            return worker.channel.receive()
+        messages: list[Any] = []
+        try:
+            while received := worker.channel.receive():
+                messages += received
+                if not worker.has_ended:
+                    break
         except ChannelClosed:
             worker.channel.close()
             self.closures += 1
             if not worker.is_retired and not worker.has_ended:
                 # The exit status follows from the zygote within milliseconds.
                 self.wait_for(lambda: worker.has_ended, RETIRE_S)
-            return []
+        return messages
 
     def tell(self, worker: WorkerProcess, message: object) -> None:
         """Send `message`; to a worker that is gone it is simply lost."""
@@ -213,46 +236,61 @@ class Crew:
             worker.channel.flush()
 
     def read_control(self) -> None:
-        """Take in what the zygote has said."""
-        if self._control.fileno() < 0:
-            return
-        try:
-            for message in self._control.receive():
-                self._note(message)
-        except ChannelClosed:
-            self._control.close()
-            self.closures += 1
-            for worker in self.workers:
-                if not worker.has_ended:
-                    worker.ended(None)
+        """Take in what the zygote has said. Any thread may ask."""
+        with self._control_lock:
+            if self._control.fileno() < 0:
+                return
+            try:
+                for message in self._control.receive():
+                    self._note(message)
+            except ChannelClosed:
+                self._control.close()
+                self.closures += 1
+                for worker in self.workers:
+                    if not worker.has_ended:
+                        worker.ended(None)
 
     def wait_for(self, is_true: Any, timeout: float | None) -> None:
         """Read the zygote's words until `is_true()`, at most `timeout` seconds."""
         until = None if timeout is None else time.monotonic() + timeout
         self.read_control()
         while not is_true() and self._control.fileno() >= 0:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
+            left = _LOOK_S if until is None else min(_LOOK_S, until - time.monotonic())
+            if left <= 0:
                 return
             poller = select.poll()
             poller.register(self._control.fileno(), select.POLLIN)
-            poller.poll(None if left is None else left * 1000)
+            poller.poll(left * 1000)
             self.read_control()
 
     def retire(self) -> None:
         """End all workers in an orderly way, then the zygote. Bounded; safe to call twice."""
-        if os.getpid() != self._owner_pid or self._control.fileno() < 0:
+        if os.getpid() != self._owner_pid or self._is_over:
             return
+        self._is_over = True
         for worker in self.workers:
             worker.is_retired = True
-            self.tell(worker, Retire())
-        self._drain_until_gone()
+        if self._may_have_workers():
+            for worker in self.workers:
+                self.tell(worker, Retire())
+            self._drain_until_gone()
+        self._end_zygote()
+
+    def _may_have_workers(self) -> bool:
+        """Whether a worker may have begun; unpickling a dataset first can take minutes."""
+        self.read_control()
+        is_open = self._control.fileno() >= 0
+        return is_open and (self.start_method == "fork" or self.hatched is not None)
+
+    def _end_zygote(self) -> None:
+        """End it, and let go of all descriptors."""
         with contextlib.suppress(ChannelClosed):
             self._control.send(Quit())
-        self._zygote.join(RETIRE_S)
+        if self._may_have_workers():
+            self._zygote.join(RETIRE_S)
         if self._zygote.is_alive():
             self._zygote.kill()
-            self._zygote.join(RETIRE_S)
+        self._zygote.join(RETIRE_S)
         self.read_control()
         self._control.close()
         for worker in self.workers:
@@ -283,26 +321,26 @@ class Crew:
 
     def _start_zygote(self, context: Any, job: Job, arena: Arena) -> tuple[Any, Channel]:
         ours, theirs = make_channel_sockets()
+        channel = Channel(ours, is_blocking=False)  # now: a fork then closes this end in the child
+        channel.expect_fds()
         given = job if self.start_method == "fork" else Unsealed(job)
-        handle = ArenaHandle(arena.fd, arena.reserve_bytes)
+        handle = ArenaHandle(arena.fd, arena.reserve_bytes, arena.mapping)
         process = context.Process(
             target=run_zygote, args=(theirs, os.getpid(), given, handle), name="forebay-zygote"
         )
         process.daemon = True  # so that multiprocessing ends it when the interpreter exits
         try:
-            with own_fork():
+            with own_fork(), interrupts_blocked():
                 process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
-            ours.close()
+            channel.close()
             warnings.warn(_PICKLE_HINT, stacklevel=2)
             raise
         except BaseException:
-            ours.close()
+            channel.close()
             raise
         finally:
             theirs.close()
-        channel = Channel(ours, is_blocking=False)
-        channel.expect_fds()
         return process, channel
 
     def _start_worker(self, number: int, streams: tuple[int, ...]) -> WorkerProcess:

@@ -124,7 +124,7 @@ class _Worker:
         except _NoRoom:
             return
         except _StoppedInDataset as stop:
-            answer = Failed(task.serial, _wrap_cause(stop, task.stream))
+            answer = Failed(task.serial, _wrap_stopped(stop.args[0], task.stream))
         except Exception:
             answer = Failed(task.serial, _wrap_error(task.stream))
         if task.is_metered and isinstance(answer, Done):
@@ -136,11 +136,12 @@ class _Worker:
             self._channel.send(answer)
 
     def _trim_if_above_share(self, private_bytes: int) -> None:
-        if self._floor_bytes is None:
-            trim_heap()
-            self._floor_bytes = private_bytes
-        elif private_bytes - self._floor_bytes > self._keep_bytes:
-            trim_heap()
+        """Give back what the C allocator keeps, when it keeps more than its share."""
+        if self._floor_bytes is not None and private_bytes - self._floor_bytes <= self._keep_bytes:
+            return
+        trim_heap()
+        after_bytes = self._meter.read_private_bytes()
+        self._floor_bytes = min(self._floor_bytes or after_bytes, after_bytes)
 
     def _make(self, task: Task) -> Done | Failed | StreamEnd:
         stream = self._streams.enter(task.stream)
@@ -173,28 +174,36 @@ class _Worker:
 
     def _fetch_by_rows(self, task: Task, stream: Stream, space: Space) -> Done:
         samples = self._iterate(task, stream)
-        length = len(task.indices)
         try:
             first = next(samples)
         except StopIteration:
             if self._is_iterable:
                 raise
             return self._pack(task, torch_compat.collate_privately([]), space)
-        rows = plan_rows(first, length)
+        rows = plan_rows(first, len(task.indices))
+        # From here on nothing but the chain holds the first sample: it goes with its row.
+        samples = itertools.chain((first,), samples)
+        del first
         if rows is None:
-            listed = [first, *samples]
+            listed = list(samples)
             self._refuse_short(task, len(listed))
             return self._pack(task, _collate_list(listed, space), space)
-        is_small = rows.size_bytes <= INLINE_BYTES
-        if not is_small and rows.size_bytes > space.capacity_bytes:
+        space = self._open_rows(task, rows, samples, space)
+        return self._fill_rows(task, rows, samples, space)
+
+    def _open_rows(self, task: Task, rows: Rows, samples: Any, space: Space) -> Space:
+        if rows.size_bytes <= INLINE_BYTES:
+            rows.open(_allocate)
+            return space
+        if rows.size_bytes > space.capacity_bytes:
             try:
                 space = self._ask_for_room(task, rows.size_bytes)
             except _NoRoom:
                 for sample in samples:  # the stream's random state must move on as in torch
                     del sample
                 raise
-        rows.open(_allocate if is_small else space.take_all)
-        return self._fill_rows(task, rows, itertools.chain((first,), samples), space)
+        rows.open(space.take_all)
+        return space
 
     def _fill_rows(self, task: Task, rows: Rows, samples: Any, space: Space) -> Done:
         count, most = 0, rows.gather_count
@@ -204,10 +213,9 @@ class _Worker:
                 listed = [*rows.unwrite(), *gathered, *samples]
                 self._refuse_short(task, len(listed))
                 return self._pack(task, torch_compat.collate_privately(listed), space)
+            gathered.clear()  # before the next is made, not after
         self._refuse_short(task, count)
-        outline = rows.outline
-        encoded = self._encode_rows(rows, outline)
-        return self._ship(task, encoded, space)
+        return self._ship(task, self._encode_rows(rows, rows.outline), space)
 
     def _encode_rows(self, rows: Rows, outline: Any) -> Encoded:
         """The batch taken apart. Equal outlines have equal heads: pickled once, then known."""
@@ -290,7 +298,7 @@ def _iterate_map(dataset: Any, indices: Any) -> Any:
         try:
             sample = dataset[index]
         except StopIteration as stop:
-            raise _StoppedInDataset from stop
+            raise _StoppedInDataset(stop) from None
         yield sample
         del sample
 
@@ -312,10 +320,11 @@ def _iterate_stream(fetcher: Any, length: int) -> Any:
     return samples()
 
 
-def _wrap_cause(error: Exception, stream: int) -> Any:
+def _wrap_stopped(stop: StopIteration, stream: int) -> Any:
+    stop.__context__ = None
     try:
-        raise error.__cause__ or error
-    except Exception:
+        raise stop
+    except StopIteration:
         return _wrap_error(stream)
 
 

@@ -35,6 +35,7 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import process as mp_process
 from multiprocessing import reduction
@@ -85,11 +86,20 @@ class Unsealed:
 
 @final
 class ArenaHandle:
-    """The arena's descriptor and size; the descriptor is handed on when pickled."""
+    """The arena's descriptor and size; the descriptor is handed on when pickled.
 
-    def __init__(self, fd: int, size_bytes: int) -> None:
+    Under fork nothing is pickled, and the mapping itself is inherited: a second one would
+    cost its address space again, which `RLIMIT_AS` counts.
+    """
+
+    def __init__(self, fd: int, size_bytes: int, mapping: mmap.mmap | None = None) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
+        self._mapping = mapping
+
+    def open(self) -> mmap.mmap:
+        """The mapping in this process."""
+        return self._mapping or mmap.mmap(self.fd, self.size_bytes)
 
     def __reduce__(self) -> Any:
         return _take_handle, (reduction.DupFd(self.fd), self.size_bytes)
@@ -111,10 +121,11 @@ def run_zygote(
         arena: Where batches go.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `interrupts_blocked`
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # A daemonic process may not have children by multiprocessing's rule; workers are ours.
     _allow_children()
-    mapping = mmap.mmap(arena.fd, arena.size_bytes)
+    mapping = arena.open()
     if isinstance(job, Job):
         _Zygote(control, main_pid, job, mapping, Hatched(os.getpid(), True, ())).serve()
         return
@@ -122,6 +133,18 @@ def run_zygote(
     if nest is not None:
         hatched = Hatched(os.getpid(), False, nest)
         _Zygote(control, main_pid, job, mapping, hatched).serve()
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """For main while it starts the zygote, which inherits this: Ctrl-C must not end it with a
+    traceback in the time (seconds under spawn) before it ignores the signal.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _allow_children() -> None:
@@ -191,8 +214,9 @@ def _fork_nest(
     )
     nest.start()
     os.close(answer)
-    with os.fdopen(verdict, "rb") as file:
-        told = file.read()
+    told = _read_unless_over(verdict, main_pid)
+    if told is None:
+        nest.kill()
     found: tuple[str, ...] = pickle.loads(told) if told else ()
     if found:
         nest.join()
@@ -200,6 +224,27 @@ def _fork_nest(
     control.close()
     nest.join()
     return None
+
+
+def _read_unless_over(fd: int, main_pid: int) -> bytes | None:
+    """All that is written to `fd`; None when main ends first (unpickling may take minutes)."""
+    main_pidfd = open_pidfd(main_pid)
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    if main_pidfd >= 0:
+        poller.register(main_pidfd, select.POLLIN)
+    told = b""
+    try:
+        while True:
+            if main_pidfd in {ready for ready, _ in poller.poll()}:
+                return None
+            read = os.read(fd, 65536)
+            if not read:
+                return told
+            told += read
+    finally:
+        os.close(fd)
+        _close_fd(main_pidfd)
 
 
 def _run_nest(
