@@ -9,25 +9,24 @@ loader did, what you can do. The facts are attributes too.
 from __future__ import annotations
 
 import signal
+from typing import Any
+
+from typing_extensions import Self
 
 from forebay.units import ACCEPTED_FORMS, format_bytes
 
 
 class ForebayError(Exception):
-    """Whatever forebay itself refuses or reports. Errors of user code keep their own type."""
+    """Whatever forebay itself refuses or reports. Errors of user code keep their own type.
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # By their facts, not by calling a constructor with the finished text.
-        return _restore, (type(self), self.args, self.__dict__)
+    Made from its text alone, like every exception that tools build again from type and text
+    (torch does, when a worker's error crosses to the main process); `about` composes the text
+    and keeps the facts.
+    """
 
-
-def _restore(
-    kind: type[ForebayError], args: tuple[object, ...], facts: dict[str, object]
-) -> ForebayError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(facts)
-    return error
+    def __init__(self, text: str = "", **facts: Any) -> None:
+        super().__init__(text)
+        self.__dict__.update(facts)
 
 
 class HoardingWarning(UserWarning):
@@ -41,34 +40,50 @@ class BudgetWarning(UserWarning):
 class InvalidBudget(ForebayError, ValueError):  # noqa: N818 - named for what it is about
     """`memory_budget` has a value that names no budget."""
 
-    def __init__(self, value: object, why: str) -> None:
-        super().__init__(
+    value: object
+
+    @classmethod
+    def about(cls, value: object, why: str) -> Self:
+        """The error for `value`, which is no budget because of `why`."""
+        return cls(
             f"memory_budget={value!r} names no budget: {why}. "
-            f"The loader was not made. Give {ACCEPTED_FORMS}."
+            f"The loader was not made. Give {ACCEPTED_FORMS}.",
+            value=value,
         )
-        self.value = value
 
 
 class InvalidBudgetType(ForebayError, TypeError):  # noqa: N818
     """`memory_budget` is of a type that names no budget."""
 
-    def __init__(self, value: object) -> None:
-        super().__init__(
+    value: object
+
+    @classmethod
+    def about(cls, value: object) -> Self:
+        """The error for `value`, whatever it is."""
+        return cls(
             f"memory_budget={value!r} is of type {type(value).__name__}, which names no budget. "
-            f"The loader was not made. Give {ACCEPTED_FORMS}."
+            f"The loader was not made. Give {ACCEPTED_FORMS}.",
+            value=value,
         )
-        self.value = value
 
 
 class InvalidOption(ForebayError, ValueError):  # noqa: N818
     """One of forebay's own keywords has a value outside its closed set."""
 
-    def __init__(self, name: str, value: object, accepted: tuple[object, ...]) -> None:
+    name: str
+    value: object
+    accepted: tuple[object, ...]
+
+    @classmethod
+    def about(cls, name: str, value: object, accepted: tuple[object, ...]) -> Self:
+        """The error for keyword `name`."""
         forms = ", ".join(repr(form) for form in accepted)
-        super().__init__(
-            f"{name}={value!r} is not one of {forms}. The loader was not made. Give one of these."
+        return cls(
+            f"{name}={value!r} is not one of {forms}. The loader was not made. Give one of these.",
+            name=name,
+            value=value,
+            accepted=accepted,
         )
-        self.name, self.value, self.accepted = name, value, accepted
 
 
 class BudgetTooSmall(ForebayError, ValueError):  # noqa: N818
@@ -81,22 +96,30 @@ class BudgetTooSmall(ForebayError, ValueError):  # noqa: N818
         batch_bytes: One batch, or 0 while none was seen.
     """
 
-    def __init__(
-        self, budget_bytes: int, workers_bytes: int, batch_bytes: int, batch_size: int | None
-    ) -> None:
-        self.budget_bytes = budget_bytes
-        self.workers_bytes = workers_bytes
-        self.batch_bytes = batch_bytes
-        self.needed_bytes = workers_bytes + batch_bytes
+    budget_bytes: int
+    needed_bytes: int
+    workers_bytes: int
+    batch_bytes: int
+
+    @classmethod
+    def about(
+        cls, budget_bytes: int, workers_bytes: int, batch_bytes: int, batch_size: int | None
+    ) -> Self:
+        """The error for a budget beside what a worker and a batch take."""
+        needed_bytes = workers_bytes + batch_bytes
         parts = f"one worker with its template takes {format_bytes(workers_bytes)}"
         if batch_bytes:
             parts += f" and one batch {format_bytes(batch_bytes)}"
-        super().__init__(
+        return cls(
             f"memory_budget is {format_bytes(budget_bytes)}, but {parts}. "
             "The budget must hold both. No batch was delivered. "
-            f"Raise the budget to {format_bytes(self.needed_bytes)} or more"
+            f"Raise the budget to {format_bytes(needed_bytes)} or more"
             f"{_smaller_batch(budget_bytes - workers_bytes, batch_bytes, batch_size)}"
-            ", or use num_workers=0, which needs no worker."
+            ", or use num_workers=0, which needs no worker.",
+            budget_bytes=budget_bytes,
+            needed_bytes=needed_bytes,
+            workers_bytes=workers_bytes,
+            batch_bytes=batch_bytes,
         )
 
 
@@ -110,25 +133,32 @@ class BatchExceedsBudget(ForebayError, RuntimeError):  # noqa: N818
         available_bytes: What the budget leaves for batches beside the workers.
     """
 
-    def __init__(
-        self,
+    serial: int
+    batch_bytes: int
+    budget_bytes: int
+    available_bytes: int
+
+    @classmethod
+    def about(
+        cls,
         serial: int,
         batch_bytes: int,
         budget_bytes: int,
         available_bytes: int,
         batch_size: int | None,
-    ) -> None:
-        self.serial = serial
-        self.batch_bytes = batch_bytes
-        self.budget_bytes = budget_bytes
-        self.available_bytes = available_bytes
+    ) -> Self:
+        """The error for batch `serial` of an epoch."""
         needed = batch_bytes + budget_bytes - available_bytes
-        super().__init__(
+        return cls(
             f"batch {serial:,} needs {format_bytes(batch_bytes)}, but memory_budget is "
             f"{format_bytes(budget_bytes)} and leaves {format_bytes(max(available_bytes, 0))} for "
             "batches beside the workers. A batch must fit alone. It was dropped; iteration can "
             f"go on with the next. Raise the budget to {format_bytes(needed)} or more"
-            f"{_smaller_batch(available_bytes, batch_bytes, batch_size)}."
+            f"{_smaller_batch(available_bytes, batch_bytes, batch_size)}.",
+            serial=serial,
+            batch_bytes=batch_bytes,
+            budget_bytes=budget_bytes,
+            available_bytes=available_bytes,
         )
 
 
@@ -148,9 +178,15 @@ class WorkerDied(ForebayError, RuntimeError):  # noqa: N818
         indices: What it was working on, or None.
     """
 
-    def __init__(self, pid: int, exit_code: int | None, indices: object = None) -> None:
-        self.pid, self.exit_code, self.indices = pid, exit_code, indices
-        super().__init__(f"{_torchs_sentence(pid, exit_code)}{_working_on(indices)}")
+    pid: int
+    exit_code: int | None
+    indices: object
+
+    @classmethod
+    def about(cls, pid: int, exit_code: int | None, indices: object = None) -> Self:
+        """The error for worker `pid`."""
+        text = f"{_torchs_sentence(pid, exit_code)}{_working_on(indices)}"
+        return cls(text, pid=pid, exit_code=exit_code, indices=indices)
 
 
 def _torchs_sentence(pid: int, exit_code: int | None) -> str:
@@ -182,8 +218,10 @@ def _working_on(indices: object) -> str:
 class NestedLoader(ForebayError, RuntimeError):  # noqa: N818
     """A loader with workers was iterated where no process may be started."""
 
-    def __init__(self, name: str, num_workers: int) -> None:
-        super().__init__(
+    @classmethod
+    def about(cls, name: str, num_workers: int) -> Self:
+        """The error for process `name`."""
+        return cls(
             f"num_workers={num_workers}, but {name} is a daemonic process (a loader's worker is "
             "one), and such a process may not start others. Nothing was started. Give the inner "
             "loader num_workers=0, or start its process with daemon=False."
@@ -193,8 +231,10 @@ class NestedLoader(ForebayError, RuntimeError):  # noqa: N818
 class ForeignProcess(ForebayError, RuntimeError):  # noqa: N818
     """An iterator was carried into a forked child and used there."""
 
-    def __init__(self, owner_pid: int, pid: int) -> None:
-        super().__init__(
+    @classmethod
+    def about(cls, owner_pid: int, pid: int) -> Self:
+        """The error for process `pid`, which is not the iterator's."""
+        return cls(
             f"this iterator belongs to process {owner_pid}, but next() was called in its child "
             f"{pid}. Workers answer only the process that started them. Nothing was taken. "
             "Iterate in the parent, or make a new iterator in the child with iter(loader)."
@@ -204,8 +244,10 @@ class ForeignProcess(ForebayError, RuntimeError):  # noqa: N818
 class WorkersUnavailable(ForebayError, RuntimeError):  # noqa: N818
     """The process that workers are forked from could not start or has ended."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(
+    @classmethod
+    def about(cls, what: str) -> Self:
+        """The error for a template that did `what`."""
+        return cls(
             f"the workers' template process {what}. No worker can be started without it. "
             "The epoch ends here. Look above for its own error, or use num_workers=0."
         )

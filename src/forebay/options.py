@@ -96,15 +96,15 @@ def parse_budget(raw: object) -> BudgetSpec:
         InvalidBudgetType: Neither a number nor text.
     """
     if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
-        raise InvalidBudgetType(raw)
+        raise InvalidBudgetType.about(raw)
     if isinstance(raw, str):
         return _parse_text(raw)
     if not math.isfinite(raw):
-        raise InvalidBudget(raw, "it is not finite")
+        raise InvalidBudget.about(raw, "it is not finite")
     if raw <= 0:
-        raise InvalidBudget(raw, "it must be above 0 bytes")
+        raise InvalidBudget.about(raw, "it must be above 0 bytes")
     if raw != int(raw):
-        raise InvalidBudget(raw, "a number means bytes, and there are no fractions of one")
+        raise InvalidBudget.about(raw, "a number means bytes, and there are no fractions of one")
     return FixedBudget(int(raw))
 
 
@@ -117,11 +117,11 @@ def _parse_text(raw: str) -> BudgetSpec:
     if text.endswith("%"):
         share = parse_share(raw)
         if share is None:
-            raise InvalidBudget(raw, "a share must be above 0 % and at most 100 %")
+            raise InvalidBudget.about(raw, "a share must be above 0 % and at most 100 %")
         return ShareBudget(share)
     size_bytes = parse_size(raw)
     if size_bytes is None:
-        raise InvalidBudget(raw, "it is no size with a unit that we know")
+        raise InvalidBudget.about(raw, "it is no size with a unit that we know")
     return FixedBudget(size_bytes)
 
 
@@ -134,4 +134,4 @@ def parse_seeding(raw: object) -> Seeding:
     for known in SEEDINGS:
         if raw == known:
             return known
-    raise InvalidOption("seeding", raw, SEEDINGS)
+    raise InvalidOption.about("seeding", raw, SEEDINGS)

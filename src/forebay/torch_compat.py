@@ -183,9 +183,9 @@ def generate_numpy_state(base_seed: int, worker_id: int) -> list[int]:
 def make_fetcher(
     kind: int,
     dataset: Any,
-    auto_collation: bool,  # noqa: FBT001
+    auto_collation: bool,
     collate_fn: Callable[[Any], Any],
-    drop_last: bool,  # noqa: FBT001
+    drop_last: bool,
 ) -> Any:
     """torch's fetcher: `fetch(indices)` gives a collated batch."""
     return _DatasetKind.create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last)
@@ -292,7 +292,7 @@ def rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> 
 
 def reduce_device_tensor(tensor: torch.Tensor) -> Any:
     """torch's reduction of a tensor on an accelerator: an inter-process handle."""
-    from torch.multiprocessing import reductions  # noqa: PLC0415 - only where one exists
+    from torch.multiprocessing import reductions
 
     return reductions.reduce_tensor(tensor)
 

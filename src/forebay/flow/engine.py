@@ -156,9 +156,7 @@ class Engine:
         self.lender = Lender(self.arena)
         self.ledger = Ledger(plan.budget_bytes)
         parked = max(0, crew_plan.workers - crew_plan.tokens)
-        self._guess_bytes = (
-            ZYGOTE_BYTES + crew_plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
-        )
+        self._guess_bytes = ZYGOTE_BYTES + crew_plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
         self.ledger.workers_bytes = self._guess_bytes
         self._readings: deque[int] = deque(maxlen=_READINGS)
         self._is_warm = False
@@ -212,7 +210,7 @@ class Engine:
 
     def _refuse_foreign(self) -> None:
         if os.getpid() != self._owner_pid:
-            raise ForeignProcess(self._owner_pid, os.getpid())
+            raise ForeignProcess.about(self._owner_pid, os.getpid())
 
     def _wait(self, timeout_s: float) -> tuple[Any, float]:
         scheduler = self.scheduler
@@ -332,7 +330,10 @@ class Engine:
         So the least of the latest ones is the closest bound from above; fetches have their
         own promises. While workers do things for the first time the guess still counts.
         """
-        if not self._is_warm and self.scheduler.sizes.seen >= _WARM_FETCHES * self.crew_plan.workers:
+        if (
+            not self._is_warm
+            and self.scheduler.sizes.seen >= _WARM_FETCHES * self.crew_plan.workers
+        ):
             self._is_warm = True
             self._readings.clear()
         self._readings.append(workers_bytes)
@@ -469,7 +470,7 @@ class _Tally:
 def _plan_crew(plan: Plan, num_streams: int) -> CrewPlan:
     planned = plan_crew(plan.budget_bytes, num_streams, may_merge=plan.may_merge)
     if isinstance(planned, TooSmall):
-        raise BudgetTooSmall(plan.budget_bytes, planned.needed_bytes, 0, plan.batch_size)
+        raise BudgetTooSmall.about(plan.budget_bytes, planned.needed_bytes, 0, plan.batch_size)
     most = plan.max_workers if plan.may_merge and plan.max_workers else num_streams
     workers = min(planned.workers, most)
     tokens = min(planned.tokens, plan.max_tokens or num_streams, workers)
@@ -513,7 +514,8 @@ def _reserve_bytes(budget_bytes: int, probe: Probe) -> int:
 
 def _decide_heap_share(budget_bytes: int, workers: int) -> int:
     """Freed heap that each worker may keep for its next fetch: a sixteenth of the budget for
-    all, within bounds. Less costs page faults anew, more is memory that does nothing."""
+    all, within bounds. Less costs page faults anew, more is memory that does nothing.
+    """
     return min(16 * MIB, max(MIB, budget_bytes // (16 * workers)))
 
 

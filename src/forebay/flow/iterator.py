@@ -11,7 +11,6 @@ from typing import Any, final
 from forebay import torch_compat
 from forebay.flow.engine import Engine, Legacy, Plan
 from forebay.workers.crew import WorkerProcess
-from forebay.workers.job import Job
 from forebay.workers.streams import RandomState, mix_seed, seed_generators
 
 

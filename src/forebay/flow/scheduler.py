@@ -144,7 +144,7 @@ class Scheduler:
         _lost: Set when a worker died; the head then fails once it cannot come any more.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         crew: Crew,
         arena: Arena,
@@ -498,7 +498,7 @@ class Scheduler:
             if worker.has_ended and not worker.is_retired:
                 flights = self._loads[worker.number].flights
                 indices = self._flights[flights[0]].ticket.indices if flights else None
-                self._lost = WorkerDied(worker.known_pid or 0, worker.exitcode, indices)
+                self._lost = WorkerDied.about(worker.known_pid or 0, worker.exitcode, indices)
                 return
 
     # -- needs and liveness ---------------------------------------------------------------------
@@ -569,7 +569,7 @@ class Scheduler:
         available -= ledger.promised_bytes
         size = flight.need_bytes
         if self.sizes.seen == 0 and self.delivered == 0:
-            error: BaseException = BudgetTooSmall(
+            error: BaseException = BudgetTooSmall.about(
                 ledger.budget_bytes,
                 ledger.workers_bytes + ledger.promised_bytes,
                 size,
@@ -577,7 +577,7 @@ class Scheduler:
             )
         else:
             serial = flight.ticket.serial - self.order.first_serial
-            error = BatchExceedsBudget(
+            error = BatchExceedsBudget.about(
                 serial, size, ledger.budget_bytes, available, self.settings.batch_size
             )
         self._deny(flight)
@@ -645,7 +645,7 @@ class Scheduler:
         self._make_room(spilled.size_bytes)
         draft = self._place(spilled.size_bytes)
         if draft is None:
-            raise WorkersUnavailable("has no address space left for an evicted batch")
+            raise WorkersUnavailable.about("has no address space left for an evicted batch")
         return self.spill.read(spilled, draft.block, self.arena)
 
     def note_delivery(self, *, had_to_wait: bool) -> None:

@@ -122,7 +122,9 @@ class Arena:
         # takes the hottest one back without any search.
         self._hot: dict[int, list[int]] = {}
         self._hot_bytes = 0
-        self._live: dict[int, int] = {}  # offset -> generation
+        # Generation -> offset. Not the other way round: a block of which the front was split
+        # off lives on while a newer one begins at the same offset.
+        self._live: dict[int, int] = {}
         self._generation = 0
         self.touched_bytes = 0
         """Upper bound of the arena's resident bytes: live blocks and warm ranges."""
@@ -171,9 +173,7 @@ class Arena:
                 were never touched and are not counted.
         """
         self._check(block)
-        keep = round_up_to_page(max(used_bytes, 1))
-        if keep >= block.capacity_bytes:
-            return block
+        keep = min(round_up_to_page(max(used_bytes, 1)), block.capacity_bytes)
         written = (
             max(keep, round_up_to_page(touched_bytes)) if block.was_cold else (block.capacity_bytes)
         )
@@ -188,7 +188,7 @@ class Arena:
     def drop(self, block: Block) -> None:
         """Free a whole block; the next one of its size gets its pages while they are hot."""
         self._check(block)
-        del self._live[block.offset]
+        del self._live[block.generation]
         self._hot.setdefault(block.capacity_bytes, []).append(block.offset)
         self._hot_bytes += block.capacity_bytes
 
@@ -204,7 +204,7 @@ class Arena:
     def forget(self, block: Block) -> None:
         """End a block all of whose parts were given back by `split_off`."""
         self._check(block)
-        del self._live[block.offset]
+        del self._live[block.generation]
 
     def give_back(self, length_bytes: int) -> int:
         """Return at least `length_bytes` of free pages to the kernel, if there are so many.
@@ -243,11 +243,11 @@ class Arena:
 
     def _lend(self, offset: int, capacity: int, *, was_cold: bool) -> Block:
         self._generation += 1
-        self._live[offset] = self._generation
+        self._live[self._generation] = offset
         return Block(offset, capacity, self._generation, was_cold)
 
     def _check(self, block: Block) -> None:
-        if self._live.get(block.offset) != block.generation:
+        if self._live.get(block.generation) != block.offset:
             message = f"block at {block.offset} of generation {block.generation} is not live"
             raise StaleBlockError(message)
 

@@ -94,7 +94,7 @@ def _decode_anything(head: bytes, buffers: Sequence[object]) -> Any:
         for number, cut_bytes in cuts:
             given[number] = _Cut(given[number], cut_bytes)
     body = memoryview(head)[start:]
-    return pickle.loads(body, buffers=given)  # type: ignore[arg-type] # noqa: S301 - our own worker's
+    return pickle.loads(body, buffers=given)  # type: ignore[arg-type]
 
 
 # A batch is a function of its head and its buffers. Equal heads come batch after batch, so
@@ -277,7 +277,7 @@ def _return_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return storage
 
 
-def _dress(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:  # noqa: FBT001
+def _dress(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     if requires_grad:
@@ -285,14 +285,14 @@ def _dress(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> tor
     return tensor
 
 
-def _rebuild_tensor(  # noqa: PLR0913 - one argument a fact of the tensor
+def _rebuild_tensor(
     storage: Any,
     dtype: torch.dtype,
     size: tuple[int, ...],
     stride: tuple[int, ...],
     offset: int,
-    is_parameter: bool,  # noqa: FBT001
-    requires_grad: bool,  # noqa: FBT001
+    is_parameter: bool,
+    requires_grad: bool,
 ) -> torch.Tensor:
     if type(storage) is _Cut:
         offset -= storage.cut_bytes // dtype.itemsize
@@ -307,8 +307,8 @@ def _rebuild_meta(
     dtype: torch.dtype,
     size: tuple[int, ...],
     stride: tuple[int, ...],
-    is_parameter: bool,  # noqa: FBT001
-    requires_grad: bool,  # noqa: FBT001
+    is_parameter: bool,
+    requires_grad: bool,
 ) -> torch.Tensor:
     tensor = torch.empty_strided(size, stride, dtype=dtype, device="meta")
     return _dress(tensor, is_parameter, requires_grad)
@@ -335,13 +335,13 @@ def _take_odd_apart(tensor: torch.Tensor) -> tuple[object, ...]:
     return "compressed", parts, size, tensor.layout
 
 
-def _rebuild_odd(  # noqa: PLR0913
+def _rebuild_odd(
     kind: str,
     parts: tuple[Any, ...],
     shape: Any,
     detail: Any,
-    is_parameter: bool,  # noqa: FBT001
-    requires_grad: bool,  # noqa: FBT001
+    is_parameter: bool,
+    requires_grad: bool,
 ) -> torch.Tensor:
     if kind == "nested":
         tensor = torch_compat.rebuild_nested(parts)
@@ -375,8 +375,8 @@ def _rebuild_quantized(
     ints: torch.Tensor,
     dtype: torch.dtype,
     how: tuple[Any, ...],
-    is_parameter: bool,  # noqa: FBT001
-    requires_grad: bool,  # noqa: FBT001
+    is_parameter: bool,
+    requires_grad: bool,
 ) -> torch.Tensor:
     return _dress(torch_compat.rebuild_quantized(ints, dtype, how), is_parameter, requires_grad)
 

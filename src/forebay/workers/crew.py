@@ -15,7 +15,6 @@ import os
 import pickle
 import select
 import signal
-import socket
 import threading
 import time
 import warnings
@@ -150,7 +149,7 @@ class Crew:
     ) -> None:
         current = multiprocessing.current_process()
         if current.daemon:
-            raise NestedLoader(current.name, job.num_streams)
+            raise NestedLoader.about(current.name, job.num_streams)
         self.start_method: str = context.get_start_method()
         self.hatched: Hatched | None = None
         self.fault: BaseException | None = None
@@ -359,7 +358,7 @@ class Crew:
         elif isinstance(message, Spoiled):
             self.fault = _unwrap(message.error)
         elif isinstance(message, Unable):
-            self.fault = WorkersUnavailable(
+            self.fault = WorkersUnavailable.about(
                 f"could not fork worker {message.worker} ({message.why})"
             )
             self.workers[message.worker].ended(None)
@@ -368,7 +367,7 @@ class Crew:
 def _unwrap(error: Any) -> BaseException:
     try:
         error.reraise()
-    except BaseException as raised:  # noqa: BLE001 - any type the user's class may raise
+    except BaseException as raised:
         return raised
     raise AssertionError
 

@@ -110,6 +110,8 @@ class Rows:
         self._count = 0
         self.fields: list[Field] = []
         self._scalars: list[list[Any]] = []
+        # torch transposes sequences with zip: text within one arrives as a tuple.
+        self._in_sequence: list[bool] = list(_iterate_scalars(skeleton, in_sequence=False))
         # Where each leaf of a sample goes: its field, or its column of scalars.
         self._targets: list[Field | list[Any]] = []
         used = 0
@@ -168,7 +170,10 @@ class Rows:
 
     def finish(self) -> Any:
         """The batch, as torch's `default_collate` gives it."""
-        columns = [torch_compat.collate_privately(column) for column in self._scalars]
+        columns = [
+            torch_compat.collate_privately(tuple(column) if in_sequence else column)
+            for column, in_sequence in zip(self._scalars, self._in_sequence, strict=True)
+        ]
         tensors = [field.first(self._count) for field in self.fields]
         return _rebuild(self._skeleton, iter(tensors), iter(columns), batch=True)
 
@@ -257,6 +262,18 @@ def _flatten(value: Any, leaves: list[Any]) -> Any:
     return _SCALAR if kind in _PLAIN else _UNUSUAL
 
 
+def _iterate_scalars(skeleton: Any, *, in_sequence: bool) -> Iterator[bool]:
+    """For each scalar in order: whether it stands in a list, a tuple or a namedtuple."""
+    if skeleton is _SCALAR:
+        yield in_sequence
+    elif type(skeleton) is dict:
+        for part in skeleton.values():
+            yield from _iterate_scalars(part, in_sequence=False)
+    elif skeleton is not _FIELD:
+        for part in skeleton.items if type(skeleton) is _Named else skeleton:
+            yield from _iterate_scalars(part, in_sequence=True)
+
+
 def _transpose(skeleton: Any, samples: list[Any], columns: list[list[Any]]) -> bool:
     """One column a leaf, if every sample has the containers of `skeleton`."""
     if skeleton is _FIELD or skeleton is _SCALAR:
@@ -294,9 +311,7 @@ def _rebuild(skeleton: Any, fields: Iterator[Any], scalars: Iterator[Any], *, ba
         items = [_rebuild(part, fields, scalars, batch=batch) for part in skeleton.items]
         return skeleton.kind(*items)
     if type(skeleton) is dict:
-        return {
-            key: _rebuild(part, fields, scalars, batch=batch) for key, part in skeleton.items()
-        }
+        return {key: _rebuild(part, fields, scalars, batch=batch) for key, part in skeleton.items()}
     items = [_rebuild(part, fields, scalars, batch=batch) for part in skeleton]
     # torch gives a list for a tuple, "for backwards compatibility".
     return tuple(items) if type(skeleton) is tuple and not batch else items

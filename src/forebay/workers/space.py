@@ -67,7 +67,7 @@ class Space:
         """The span of `buffer` within the arena: copied there unless it lies there already."""
         address = buffer.ctypes.data
         at = address - self._mapping.address - self._offset
-        if 0 <= at and at + buffer.nbytes <= self.used_bytes:
+        if at >= 0 and at + buffer.nbytes <= self.used_bytes:
             return self._offset + at, buffer.nbytes
         start = next_start(self.used_bytes, buffer.nbytes)
         if start + buffer.nbytes > self.capacity_bytes:

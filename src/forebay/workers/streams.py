@@ -34,12 +34,12 @@ class RandomState:
     @classmethod
     def take(cls) -> RandomState:
         """The states now."""
-        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())  # noqa: NPY002
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
     def put(self) -> None:
         """Make the generators go on from here."""
         random.setstate(self.python)
-        np.random.set_state(self.numpy)  # noqa: NPY002
+        np.random.set_state(self.numpy)
         torch.set_rng_state(self.torch)
 
 
@@ -47,7 +47,7 @@ def seed_generators(base_seed: int, number: int) -> None:
     """Seed the global generators as torch does in worker `number`."""
     random.seed(base_seed + number)
     torch_compat.seed_torch(base_seed + number)
-    np.random.seed(torch_compat.generate_numpy_state(base_seed, number))  # noqa: NPY002
+    np.random.seed(torch_compat.generate_numpy_state(base_seed, number))
 
 
 _MASK = (1 << 63) - 1

@@ -137,8 +137,9 @@ def run_zygote(
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """For main while it starts the zygote, which inherits this: Ctrl-C must not end it with a
-    traceback in the time (seconds under spawn) before it ignores the signal.
+    """For main while it starts the zygote, which inherits this.
+
+    Ctrl-C must not end it with a traceback before it ignores the signal: seconds, under spawn.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
