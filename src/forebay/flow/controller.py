@@ -11,6 +11,9 @@ thread.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import threading
 import time
 import weakref
@@ -31,32 +34,60 @@ READING_LEAST_S = 0.2
 
 @final
 class Clock:
-    """Ticks until its engine is closed or gone. One thread, named for what it is."""
+    """Ticks until its engine is closed or gone. One thread, named for what it is.
+
+    Attributes:
+        bell: A descriptor; whoever writes eight bytes to it wakes the thread at once.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = weakref.ref(engine)
-        self._stop = threading.Event()
+        self.bell = _make_bell()
+        self._is_stopped = False
         self._thread = threading.Thread(
-            target=_run, args=(self._engine, self._stop), name="forebay-clock", daemon=True
+            target=_run, args=(weakref.ref(engine), self), name="forebay-clock", daemon=True
         )
         self._thread.start()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the thread is to end."""
+        return self._is_stopped
+
     def stop(self) -> None:
         """End the thread; from within it, ask it to end."""
-        self._stop.set()
+        self._is_stopped = True
         if threading.current_thread() is not self._thread:
+            self.ring()
             self._thread.join()
 
+    def ring(self) -> None:
+        """Wake the thread."""
+        if self.bell >= 0:
+            os.write(self.bell, (1).to_bytes(8, "little"))
 
-def _run(reference: weakref.ref[Engine], stop: threading.Event) -> None:
-    while not stop.wait(TICK_S):
+
+def _make_bell() -> int:
+    """An eventfd; -1 where there is none (then the clock just ticks)."""
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if hasattr(os, "eventfd") else -1
+
+
+def _run(reference: weakref.ref[Engine], clock: Clock) -> None:
+    poller = select.poll()
+    if clock.bell >= 0:
+        poller.register(clock.bell, select.POLLIN)
+    while not clock.is_stopped:
+        if poller.poll(TICK_S * 1000):
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(clock.bell)
         engine = reference()
         if engine is None:
-            return
-        # While the consumer is away, listen for as long as a tick instead of sleeping.
-        while not stop.is_set() and engine.try_tick(TICK_S):
+            break
+        while not clock.is_stopped and engine.try_tick(TICK_S):
             pass
         del engine
+    if clock.bell >= 0:
+        os.close(clock.bell)
+        clock.bell = -1
 
 
 @final

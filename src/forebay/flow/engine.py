@@ -149,7 +149,8 @@ class Engine:
         self._probe = Probe()
         self._pace = Pace()
         self._is_closed = False
-        self._away_s = 0.0
+        self._is_consumer_here = False
+        self._delivered_s = time.monotonic()
         self._lone_cpu_s = 0.0
         self._lone_since_s = time.monotonic()
         self.arena = Arena(_reserve_bytes(plan.budget_bytes, self._probe))
@@ -174,6 +175,7 @@ class Engine:
         self._has_warned_hoarding = False
         _engines.add(self)
         self._clock = Clock(self)
+        self.lender.attach_bell(self._clock.bell)
 
     # -- the consumer's side ------------------------------------------------------------------
 
@@ -195,15 +197,20 @@ class Engine:
         """
         self._refuse_foreign()
         with self._lock:
-            landed, waited_s = self._wait(timeout_s)
+            self._is_consumer_here = True
+            try:
+                landed, waited_s = self._wait(timeout_s)
+            finally:
+                self._is_consumer_here = False
             if isinstance(landed, End):
                 raise StopIteration
-            self.scheduler.note_delivery(had_to_wait=waited_s > 0)
+            now = time.monotonic()
+            self.scheduler.note_delivery(waited_s, now - self._delivered_s)
+            self._delivered_s = now
             try:
                 head, buffers = self._open(landed)
             finally:
                 self.scheduler.dispatch()
-                self._away_s = time.monotonic()
         batch = decode(head, buffers)
         self._stats.note(buffers, waited_s)
         return batch
@@ -214,17 +221,22 @@ class Engine:
 
     def _wait(self, timeout_s: float) -> tuple[Any, float]:
         scheduler = self.scheduler
+        scheduler.note_arrival()
         scheduler.listen(0)
         landed = scheduler.try_next()
         if landed is not None:
             return landed, 0.0
         began = time.monotonic()
         scheduler.dispatch()
-        scheduler.note_wait()
+        last = began
         while True:
+            had_idle = scheduler.has_idle_worker
             scheduler.listen(self._choose_wait(began, timeout_s))
-            landed = scheduler.try_next()
             now = time.monotonic()
+            if had_idle:
+                scheduler.note_idle(now - last)
+            last = now
+            landed = scheduler.try_next()
             if landed is not None:
                 return landed, now - began
             if timeout_s > 0 and now - began >= timeout_s:
@@ -279,23 +291,28 @@ class Engine:
 
     # -- the clock's side ----------------------------------------------------------------------
 
-    def try_tick(self, listen_s: float) -> bool:
-        """Pump once if the consumer is away. Returns whether it was, and may be pumped again."""
-        if os.getpid() != self._owner_pid or not self._lock.acquire(blocking=False):
+    def try_tick(self, tick_s: float) -> bool:
+        """Pump for up to a tick if the consumer is away.
+
+        Returns:
+            Whether the consumer is away for longer: then the clock goes on listening to the
+            workers instead of sleeping.
+        """
+        if os.getpid() != self._owner_pid or self._is_consumer_here:
+            return False
+        if not self._lock.acquire(blocking=False):
             return False
         try:
             if self._is_closed:
                 return False
-            now = time.monotonic()
-            if now - self._away_s < listen_s:
-                self._look_after(now)
-                return False
             self.scheduler.listen(0)
             self.scheduler.dispatch()
+            now = time.monotonic()
             self._look_after(now)
+            is_away = now - self._delivered_s > tick_s
         finally:
             self._lock.release()
-        return False
+        return is_away and self.scheduler.wait_unlocked(tick_s, self._clock.bell)
 
     def _look_after(self, now_s: float) -> None:
         """What is to be done now and then, by whoever holds the lock."""
@@ -440,6 +457,7 @@ class Engine:
             self._legacy.stats = self._compose_stats()
             self._legacy.lines = self._compose_lines(self._legacy.stats)
             self._is_closed = True
+            self.lender.attach_bell(-1)
             self.crew.retire()
             self.scheduler.close()
             self.arena.close()

@@ -49,6 +49,10 @@ _RUN_AHEAD_BATCHES = 64
 there is waking each other up, not memory. 64 of 4 KB are a quarter of a MiB."""
 
 
+_LARGE_BYTES = 4 * MIB
+"""A block from here on is worth waiting a thread switch (0.1 ms) for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What one iterator's scheduler is told.
@@ -179,7 +183,8 @@ class Scheduler:
         self._worker_of = {s: worker for worker in crew.workers for s in worker.streams}
         self._turn = 0
         self._ended_streams: set[int] = set()
-        self._had_idle_worker = False
+        self._idle_s = 0.0
+        self._held_across_bytes = 0
         self._is_blocked = False
         self._is_slow_start = True
         self._poller = select.poll()
@@ -273,9 +278,25 @@ class Scheduler:
             ticket = self._peek_ticket()
             if ticket is None:
                 break
+            if not self._has_block_beside_consumer():
+                self._is_blocked = True
+                self.lender.want_return()
+                break
             worker = self._choose_worker(ticket)
             if worker is None or not self._try_dispatch(ticket, worker):
                 break
+
+    def _has_block_beside_consumer(self) -> bool:
+        """Whether one more large block stays within the window and what the consumer keeps.
+
+        Right after a delivery a loop holds two batches, until its variable is bound anew:
+        without waiting that instant, there would always be one block more than needed.
+        """
+        size = self.sizes.estimate_next()
+        if size < _LARGE_BYTES:
+            return True
+        kept = max(size, self._held_across_bytes)
+        return self.in_flight_bytes + self.lender.lent_bytes + size <= self.window.width * size + kept
 
     def _choose_worker(self, ticket: Ticket) -> WorkerProcess | None:
         """Who may make `ticket` now; None when nobody may."""
@@ -648,14 +669,14 @@ class Scheduler:
             raise WorkersUnavailable.about("has no address space left for an evicted batch")
         return self.spill.read(spilled, draft.block, self.arena)
 
-    def note_delivery(self, *, had_to_wait: bool) -> None:
+    def note_delivery(self, waited_s: float, interval_s: float) -> None:
         """Let the window follow the consumer."""
-        ready_left = len(self._landed)
         if self.settings.may_run_ahead and self.settings.in_order:
             self.window.set_bounds(*self._count_ahead())
         before = self.window.width
-        self.window.note(Delivery(had_to_wait, self._had_idle_worker, ready_left))
-        self._had_idle_worker = False
+        delivery = Delivery(interval_s, waited_s, min(self._idle_s, waited_s), len(self._landed))
+        self.window.note(delivery)
+        self._idle_s = 0.0
         if self.window.width < before:
             self._give_back_beyond_window()
 
@@ -674,10 +695,32 @@ class Scheduler:
         free = min(by_bytes, _RUN_AHEAD_BATCHES * self.settings.num_streams)
         return max(1, free), max(self.settings.most_ahead, free)
 
-    def note_wait(self) -> None:
-        """The consumer is about to wait: does a worker idle meanwhile?"""
-        idle = self._count_busy() < min(self.tokens, len(self.crew.workers))
-        self._had_idle_worker = self._had_idle_worker or idle
+    def note_arrival(self) -> None:
+        """The consumer asks for a batch: what it still holds, it holds across `next()`."""
+        self._settle()
+        self._held_across_bytes = self.lender.lent_bytes
+
+    @property
+    def has_idle_worker(self) -> bool:
+        """Whether a worker that might fetch has nothing to do."""
+        return self._count_busy() < min(self.tokens, len(self.crew.workers))
+
+    def note_idle(self, idle_s: float) -> None:
+        """While the consumer waited, a worker had nothing to do for so long."""
+        self._idle_s += idle_s
+
+    def wait_unlocked(self, timeout_s: float, bell: int) -> bool:
+        """For the clock, without the lock: wait until a worker says something or `bell` rings.
+
+        Returns:
+            True; the caller looks again whether the consumer is still away.
+        """
+        poller = select.poll()
+        self.crew.register(poller)
+        if bell >= 0:
+            poller.register(bell, select.POLLIN)
+        poller.poll(timeout_s * 1000)
+        return True
 
     @property
     def waits_for_token(self) -> bool:

@@ -22,19 +22,29 @@ ROUNDS = 2
 """Windows' worth of deliveries without waiting before it is narrowed by one: fewer, and
 noise in step times makes it breathe; more, and memory is held for longer than needed."""
 
+IDLE_FRAC = 0.15
+"""Part of the time that a worker may idle while the consumer waits. Batches do not all take
+equally long, so with order kept somebody always waits for somebody: a batch more in memory
+for less than that is a bad bargain (a worker in two idling so much costs 7 % of speed)."""
+
+_LEAST_ROUND = 4
+"""Deliveries at least over which idling is averaged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """What one `next()` saw.
 
     Attributes:
-        had_to_wait: Its batch was not ready.
-        had_idle_worker: Meanwhile a worker had nothing to do.
+        interval_s: Time since the last delivery.
+        waited_s: Of it, how long the consumer waited in `next()`.
+        idle_s: Of that, how long a worker had nothing to do.
         ready_left: Batches ready after it.
     """
 
-    had_to_wait: bool
-    had_idle_worker: bool
+    interval_s: float
+    waited_s: float
+    idle_s: float
     ready_left: int
 
 
@@ -51,25 +61,33 @@ class Window:
         self.least = 1
         self.most = max(1, most)
         self.width = max(1, min(start, self.most))
-        self._calm = 0
-        self._least_ready = self.most
+        self._begin_round()
 
     def note(self, delivery: Delivery) -> None:
-        """Adapt to one delivery: by one when it is calm, by a quarter when the consumer waits."""
-        if delivery.had_to_wait:
-            self._calm, self._least_ready = 0, self.most
-            if delivery.had_idle_worker and self.width < self.most:
-                self.width = min(self.most, self.width + max(1, self.width // 4))
-            return
-        self._calm += 1
+        """Adapt to one delivery; at most one step a round."""
+        self._seen += 1
+        self._interval_s += delivery.interval_s
+        self._idle_s += delivery.idle_s
         self._least_ready = min(self._least_ready, delivery.ready_left)
-        if self._calm >= ROUNDS * self.width:
-            if self._least_ready > LOW_MARK and self.width > self.least:
-                self.width -= 1
-            self._calm, self._least_ready = 0, self.most
+        self._waits += delivery.waited_s > 0
+        if self._idle_s > 0 and self._seen >= max(_LEAST_ROUND, self.width):
+            if self._idle_s > IDLE_FRAC * self._interval_s:
+                self.width = min(self.most, self.width + max(1, self.width // 4))
+            self._begin_round()
+        elif self._seen >= max(_LEAST_ROUND, ROUNDS * self.width):
+            if not self._waits and self._least_ready > LOW_MARK:
+                self.width = max(self.least, self.width - 1)
+            self._begin_round()
 
     def set_bounds(self, least: int, most: int) -> None:
         """Other bounds; a window beyond them is brought back at once."""
         self.most = max(1, most)
         self.least = max(1, min(least, self.most))
         self.width = max(self.least, min(self.width, self.most))
+
+    def _begin_round(self) -> None:
+        self._seen = 0
+        self._waits = 0
+        self._interval_s = 0.0
+        self._idle_s = 0.0
+        self._least_ready = self.most

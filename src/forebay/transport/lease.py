@@ -13,6 +13,7 @@ blocks came free while views of them were alive (tried).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -99,7 +100,7 @@ class Lease(weakref.ref):  # type: ignore[type-arg]
     offset: int
     length: int
     epoch: int
-    queue: deque[Any]
+    queue: _Returns
 
 
 @final
@@ -109,12 +110,36 @@ class _Held(weakref.ref):  # type: ignore[type-arg]
     __slots__ = ("length", "queue")
 
     length: int
-    queue: deque[Any]
+    queue: _Returns
+
+
+@final
+class _Returns(deque[Any]):
+    """Ended leases, and how to wake whoever waits for one.
+
+    `wanted` is set by the scheduler when it is short of memory; a finaliser then writes to
+    `bell`, a descriptor that the clock polls: a write needs no lock.
+    """
+
+    __slots__ = ("bell", "wanted")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bell = -1
+        self.wanted = False
 
 
 def _end(lease: Any) -> None:
     """Runs in any thread, also inside the garbage collector: may append, may not lock."""
-    lease.queue.append(lease)
+    returns = lease.queue
+    returns.append(lease)
+    if returns.wanted and returns.bell >= 0:
+        returns.wanted = False
+        with contextlib.suppress(OSError):
+            os.write(returns.bell, _RING)
+
+
+_RING = (1).to_bytes(8, "little")  # what an eventfd wants to be written
 
 
 _lenders: weakref.WeakSet[Lender] = weakref.WeakSet()
@@ -161,7 +186,7 @@ class Lender:
         # By identity: a weak reference hashes as what it refers to, and ctypes arrays do not.
         self._open: dict[int, Lease] = {}
         self._partial: set[_Parts] = set()
-        self._ended: deque[Lease | _Held] = deque()
+        self._ended = _Returns()
         self._copies: dict[int, _Held] = {}
         self._fork_epoch = 0
         self.lent_bytes = 0
@@ -221,12 +246,24 @@ class Lender:
 
     def scavenge(self) -> None:
         """Free the returned parts of blocks of which other parts are still lent."""
-        for parts in list(self._partial):
-            if not parts.broken:
-                parts.broken = True
-                for offset, length in parts.free:
-                    self._arena.split_off(parts.block, offset, length)
-                parts.free.clear()
+        for parts in self._partial:
+            parts.broken = True
+            for offset, length in parts.free:
+                self._arena.split_off(parts.block, offset, length)
+            parts.free.clear()
+
+    @property
+    def open_count(self) -> int:
+        """Leases that live."""
+        return len(self._open)
+
+    def attach_bell(self, fd: int) -> None:
+        """Where a finaliser writes when somebody waits for a lease; -1 for nowhere."""
+        self._ended.bell = fd
+
+    def want_return(self) -> None:
+        """Ring the bell at the next lease that ends."""
+        self._ended.wanted = True
 
     @property
     def idle_part_bytes(self) -> int:
