@@ -18,7 +18,9 @@ import signal
 import threading
 import time
 import warnings
+import weakref
 from dataclasses import dataclass
+from multiprocessing import process as mp_process
 from typing import TYPE_CHECKING, Any, final
 
 from forebay.errors import NestedLoader, WorkersUnavailable
@@ -329,7 +331,7 @@ class Crew:
         )
         process.daemon = True  # so that multiprocessing ends it when the interpreter exits
         try:
-            with own_fork(), interrupts_blocked():
+            with own_fork(), interrupts_blocked(self.start_method):
                 process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
             channel.close()
@@ -340,6 +342,7 @@ class Crew:
             raise
         finally:
             theirs.close()
+        _zygotes.add(process)
         return process, channel
 
     def _start_worker(self, number: int, streams: tuple[int, ...]) -> WorkerProcess:
@@ -362,6 +365,22 @@ class Crew:
                 f"could not fork worker {message.worker} ({message.why})"
             )
             self.workers[message.worker].ended(None)
+
+
+_zygotes: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _disown_zygotes() -> None:
+    """In a child of the training code's: multiprocessing ends what it takes for its children.
+
+    It does so when the child exits by `sys.exit` after a plain `os.fork`.
+    """
+    for zygote in list(_zygotes):
+        mp_process._children.discard(zygote)  # type: ignore[attr-defined] # noqa: SLF001
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_zygotes)
 
 
 def _unwrap(error: Any) -> BaseException:

@@ -38,7 +38,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import process as mp_process
-from multiprocessing import reduction
+from multiprocessing import reduction, resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, final
 
@@ -136,11 +136,18 @@ def run_zygote(
 
 
 @contextlib.contextmanager
-def interrupts_blocked() -> Iterator[None]:
+def interrupts_blocked(start_method: str) -> Iterator[None]:
     """For main while it starts the zygote, which inherits this.
 
     Ctrl-C must not end it with a traceback before it ignores the signal: seconds, under spawn.
+    A fork server would hand a blocked signal on to all its children, also the user's: there
+    nothing is blocked.
     """
+    if start_method == "forkserver":
+        yield
+        return
+    if start_method == "spawn":
+        resource_tracker.ensure_running()  # starting it later would unblock the signal again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,0 +1,183 @@
+"""What happens on the stage: run as `python -m tests.faults.scenes NAME FACTS`.
+
+Each function is one main process. It says where it is by printing a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import forebay
+from tests.faults.datasets import Numbered, note, wait_until
+
+SLEEP_S = 60.0
+
+
+def say(line: str) -> None:
+    """Print a line in one piece, whatever interrupts."""
+    os.write(1, f"{line}\n".encode())
+
+
+class Sleeping(Numbered):
+    """Sample 5 sleeps a minute and says so before."""
+
+    def __init__(self, place: Path, length: int = 24) -> None:
+        super().__init__(length, 100_000)
+        self.place = place
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 5:
+            (self.place / "asleep").touch()
+            time.sleep(SLEEP_S)
+        return super().__getitem__(index)
+
+
+class Unpickling(Numbered):
+    """Takes a minute to unpickle."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(24)
+        self.place = place
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        (self.place / "asleep").touch()
+        time.sleep(SLEEP_S)
+
+
+def make_loader(dataset: Any, **options: Any) -> Any:
+    return forebay.DataLoader(dataset, **{"batch_size": 2, "num_workers": 2, **options})
+
+
+def say_when_asleep(place: Path) -> None:
+    wait_until((place / "asleep").exists, "a worker sleeps")
+    say("asleep")
+
+
+def note_exit(place: str, worker: int) -> None:
+    note(Path(place) / "exits", worker)
+
+
+# -- main is ended ---------------------------------------------------------------------------
+
+
+def busy(place: str, method: str = "fork", *, ends_itself: bool = False) -> None:
+    """One worker sleeps in its sample, main waits in `next`."""
+    loader = make_loader(Sleeping(Path(place)), multiprocessing_context=method)
+    iterator = iter(loader)
+    kept = [next(iterator), next(iterator)]
+    say_when_asleep(Path(place))
+    if ends_itself:
+        os._exit(7)
+    kept += list(iterator)
+
+
+def unpickling(place: str) -> None:
+    """The zygote is still at unpickling the dataset."""
+    loader = make_loader(Unpickling(Path(place)), multiprocessing_context="forkserver")
+    iterator = iter(loader)
+    say_when_asleep(Path(place))
+    next(iterator)
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------
+
+
+def interrupted(place: str, method: str = "fork", *, in_next: bool = True) -> None:
+    """Catches the interrupt, and ends in an orderly way."""
+    exit_fn = functools.partial(note_exit, place)
+    loader = make_loader(
+        Sleeping(Path(place)), multiprocessing_context=method, worker_exit_fn=exit_fn
+    )
+    iterator = iter(loader)
+    try:
+        next(iterator)
+        next(iterator)
+        say_when_asleep(Path(place))
+        if in_next:
+            next(iterator)
+        time.sleep(SLEEP_S)
+    except KeyboardInterrupt:
+        say("interrupted")
+
+
+def uncaught(place: str, method: str = "fork") -> None:
+    """Lets the interrupt through."""
+    iterator = iter(make_loader(Sleeping(Path(place)), multiprocessing_context=method))
+    next(iterator)
+    next(iterator)
+    say_when_asleep(Path(place))
+    next(iterator)
+
+
+def interrupted_at_start(place: str, method: str) -> None:
+    """Interrupted before any worker is there."""
+    iterator = iter(make_loader(Unpickling(Path(place)), multiprocessing_context=method))
+    try:
+        say("started")
+        next(iterator)
+    except KeyboardInterrupt:
+        say("interrupted")
+
+
+# -- the interpreter exits -----------------------------------------------------------------------
+
+ALIVE: list[Any] = []
+"""What lives until the interpreter ends."""
+
+
+def alive_at_exit(place: str, method: str = "fork", ending: str = "falls off the end") -> None:
+    """Iterators in their middle, persistent workers, kept batches, a finished loader."""
+    exit_fn = functools.partial(note_exit, place)
+    common = {"multiprocessing_context": method, "worker_exit_fn": exit_fn}
+    once = make_loader(Numbered(64, 100_000), **common)
+    persistent = make_loader(Numbered(64, 100_000), persistent_workers=True, **common)
+    first, second, third = iter(once), iter(once), iter(persistent)
+    batches = [next(iterator) for iterator in (first, second, third) for _ in range(3)]
+    ALIVE.extend((once, persistent, first, second, third, batches))
+    ALIVE.append(ALIVE)
+    say("ready")
+    if ending == "an error":
+        message = "of the training code"
+        raise ValueError(message)
+    if ending == "sys.exit":
+        sys.exit(4)
+
+
+def daemon_thread_waits(place: str) -> None:
+    """A daemon thread is in `next`, for a sample that takes a minute, when main ends."""
+    iterator = iter(make_loader(Sleeping(Path(place))))
+    thread = threading.Thread(target=lambda: ALIVE.extend(iterator), daemon=True)
+    thread.start()
+    say_when_asleep(Path(place))
+
+
+def forked_child_exits(place: str) -> None:
+    """A child that the training code forks ends normally, with the iterator in its hands."""
+    loader = make_loader(Numbered(24, 100_000))
+    iterator = iter(loader)
+    seen = [int(next(iterator)[0, 0])]
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(forebay.ForeignProcess):
+            next(iterator)
+        del iterator, loader
+        sys.exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    seen += [int(batch[0, 0]) for batch in iterator]
+    assert seen == list(range(0, 24, 2)), seen
+    say("whole")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](**json.loads(sys.argv[2]))
