@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import socket
 import struct
 import weakref
@@ -45,6 +46,7 @@ class Channel:
         self._received = bytearray()
         self._unsent: bytearray = bytearray()
         self._fds: list[int] = []
+        self._poller: select.poll | None = None
         _channels.add(self)
 
     def fileno(self) -> int:
@@ -119,6 +121,13 @@ class Channel:
             if not data:
                 raise ChannelClosed
             self._received += data
+
+    def has_waiting(self) -> bool:
+        """Whether there is something to receive: a message, a part of one, or the end."""
+        if self._poller is None:
+            self._poller = select.poll()
+            self._poller.register(self._sock.fileno(), select.POLLIN)
+        return bool(self._poller.poll(0))
 
     def take_fd(self) -> int:
         """The next descriptor that came with a message, in the order of the messages.

@@ -60,6 +60,10 @@ class _NoRoom(Exception):  # noqa: N818 - main's answer, not a mistake
     """Main has no room for this batch; it has told the consumer."""
 
 
+class _Dismissed(Exception):  # noqa: N818 - as above
+    """Main wants no more batches, also not this one."""
+
+
 def run_worker(sock: socket.socket, job: Job, streams: tuple[int, ...], mapping: Mapping) -> None:
     """Serve tasks until told to retire, or until main is gone."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -110,9 +114,15 @@ class _Worker:
                 return
 
     def _next_message(self) -> Any:
-        if not self._inbox:
-            self._inbox.extend(self._channel.receive())
+        if not self._inbox or self._channel.has_waiting():
+            for message in self._channel.receive():
+                self._put_aside(message)
         return self._inbox.popleft()
+
+    def _put_aside(self, message: Any) -> None:
+        if isinstance(message, Retire):
+            self._inbox.clear()  # as torch's workers, which look at an event before each task
+        self._inbox.append(message)
 
     # -- one task -------------------------------------------------------------------------
 
@@ -121,7 +131,7 @@ class _Worker:
             self._meter.start()
         try:
             answer = self._make(task)
-        except _NoRoom:
+        except (_NoRoom, _Dismissed):
             return
         except _StoppedInDataset as stop:
             answer = Failed(task.serial, _wrap_stopped(stop.args[0], task.stream))
@@ -278,7 +288,9 @@ class _Worker:
                 if isinstance(message, Room) and message.serial == task.serial:
                     room = message
                 else:
-                    self._inbox.append(message)
+                    self._put_aside(message)
+                    if isinstance(message, Retire):
+                        raise _Dismissed
         if not room.capacity_bytes:
             raise _NoRoom
         return Space(self._mapping, room.offset, room.capacity_bytes)
