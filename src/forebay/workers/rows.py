@@ -125,6 +125,9 @@ class Rows:
                 column: list[Any] = []
                 self._scalars.append(column)
                 self._targets.append(column)
+        # Numbers become small tensors behind the fields; room for them is asked for at once.
+        for _ in self._scalars:
+            used = next_start(used, 8 * length) + 8 * length
         self.size_bytes = used
         self.sample_bytes = sum(field.row_bytes for field in self.fields)
 
@@ -208,7 +211,7 @@ def plan_rows(sample: Any, length: int) -> Rows | None:
     if skeleton is _UNUSUAL or not all(_is_usual(leaf) for leaf in leaves):
         return None
     rows = Rows(skeleton, leaves, length)
-    return rows if rows.size_bytes else None
+    return rows if rows.sample_bytes else None
 
 
 # -- leaves -----------------------------------------------------------------------------------
