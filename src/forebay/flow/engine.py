@@ -28,9 +28,11 @@ from forebay.errors import (
     HoardingWarning,
 )
 from forebay.events import LoaderStats
+from forebay.flow.admission import Admission
 from forebay.flow.controller import Clock, Pace
+from forebay.flow.flight import End, Inline, Refused, Settings
 from forebay.flow.order import Order
-from forebay.flow.scheduler import End, Inline, Refused, Scheduler, Settings
+from forebay.flow.scheduler import Scheduler
 from forebay.memory.ledger import Ledger
 from forebay.memory.planner import (
     PARKED_BYTES,
@@ -159,15 +161,19 @@ class Engine:
         parked = max(0, crew_plan.workers - crew_plan.tokens)
         self._guess_bytes = ZYGOTE_BYTES + crew_plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
         self.ledger.workers_bytes = self._guess_bytes
+        self.ledger.workers_least_bytes = self._guess_bytes
         self._readings: deque[int] = deque(maxlen=_READINGS)
         self._is_warm = False
         self.crew = Crew(
             context, job, self.arena, split_streams(job.num_streams, crew_plan.workers)
         )
+        self.admission = Admission(self.arena, self.lender, self.ledger)
         self.scheduler = Scheduler(
-            self.crew, self.arena, self.lender, self.ledger, _make_order(plan, job),
+            self.crew,
+            self.admission,
+            _make_order(plan, job),
             _make_settings(plan, job, crew_plan),
-        )  # fmt: skip
+        )
         self._stats = _Tally()
         keep = _decide_heap_share(plan.budget_bytes, crew_plan.workers)
         for worker in self.crew.workers:
@@ -221,7 +227,7 @@ class Engine:
 
     def _wait(self, timeout_s: float) -> tuple[Any, float]:
         scheduler = self.scheduler
-        scheduler.note_arrival()
+        self.admission.note_arrival()
         scheduler.listen(0)
         landed = scheduler.try_next()
         if landed is not None:
@@ -271,7 +277,7 @@ class Engine:
             offset, length = ready.spans[-1]
             head = bytes(memoryview(self.arena.mapping)[offset : offset + length])
             ready = Ready(head, ready.spans[:-1], ready.block)
-        if self.scheduler.should_copy_out(ready):
+        if self.admission.should_copy_out(ready):
             buffers = self.lender.copy_out(ready)
             self._warn_of_hoarding()
         else:
@@ -352,12 +358,15 @@ class Engine:
         """
         if (
             not self._is_warm
-            and self.scheduler.sizes.seen >= _WARM_FETCHES * self.crew_plan.workers
+            and self.admission.sizes.seen >= _WARM_FETCHES * self.crew_plan.workers
         ):
             self._is_warm = True
             self._readings.clear()
+            self.ledger.workers_least_bytes = workers_bytes
         self._readings.append(workers_bytes)
         least = min(self._readings)
+        if self._is_warm:
+            self.ledger.workers_least_bytes = min(self.ledger.workers_least_bytes, least)
         self.ledger.workers_bytes = least if self._is_warm else max(self._guess_bytes, least)
 
     # -- facts -----------------------------------------------------------------------------------
@@ -372,7 +381,7 @@ class Engine:
 
     def _compose_stats(self) -> LoaderStats:
         arena_bytes = 0 if self._is_closed else self.arena.read_resident_bytes()
-        sizes = self.scheduler.sizes.estimate_next()
+        sizes = self.admission.sizes.estimate_next()
         tally = self._stats
         footprint = tally.workers_bytes + arena_bytes
         return LoaderStats(
@@ -385,7 +394,7 @@ class Engine:
             peak_footprint_bytes=max(tally.peak_bytes, footprint),
             arena_bytes=arena_bytes,
             workers_private_bytes=tally.workers_bytes,
-            in_flight_bytes=self.scheduler.in_flight_bytes,
+            in_flight_bytes=self.admission.in_flight_bytes,
             held_by_consumer_bytes=self.lender.lent_bytes + self.lender.copied_bytes,
             workers=sum(not worker.has_ended for worker in self.crew.workers),
             window_bytes=self.scheduler.window.width * sizes,
@@ -410,9 +419,9 @@ class Engine:
             f"{format_bytes(stats.in_flight_bytes)} in flight or waiting, "
             f"{format_bytes(self.lender.lent_bytes)} lent to the consumer",
             f"window: {scheduler.window.width} batch(es) of about "
-            f"{format_bytes(scheduler.sizes.estimate_next())}, at most {scheduler.window.most}; "
+            f"{format_bytes(self.admission.sizes.estimate_next())}, at most {scheduler.window.most}; "
             "it widens only while the consumer waits and a worker idles",
-            f"making a batch takes {format_bytes(scheduler.makings.estimate_next())} beside its "
+            f"making a batch takes {format_bytes(self.admission.makings.estimate_next())} beside its "
             "result at its peak",
             f"delivered {stats.batches:,} batch(es), {format_bytes(stats.delivered_bytes)}; the "
             f"consumer waited {stats.consumer_wait_s:.1f} s",
@@ -430,9 +439,9 @@ class Engine:
                 + "; ".join(hatched.found)
                 + ", which forked workers would share"
             )
-        if self.scheduler.evictions:
+        if self.admission.evictions:
             lines.append(
-                f"{self.scheduler.evictions} ready batch(es) went to disk and back, so that the "
+                f"{self.admission.evictions} ready batch(es) went to disk and back, so that the "
                 "next one always had room"
             )
         if self.lender.copied_bytes:
@@ -462,7 +471,7 @@ class Engine:
             self._is_closed = True
             self.lender.attach_bell(-1)
             self.crew.retire()
-            self.scheduler.close()
+            self.admission.close()
             self.arena.close()
             _engines.discard(self)
         self._clock.stop()

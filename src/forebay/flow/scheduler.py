@@ -17,21 +17,29 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, final
 
-from forebay.errors import BatchExceedsBudget, BudgetTooSmall, WorkerDied, WorkersUnavailable
-from forebay.memory.ledger import Ledger, Refusal
-from forebay.memory.planner import SizeHistory
+from forebay.errors import WorkerDied
+from forebay.flow.admission import LARGE_BYTES, Admission
+from forebay.flow.flight import (
+    Delivered,
+    End,
+    Flight,
+    Inline,
+    Landed,
+    Load,
+    Refused,
+    Settings,
+    Skipped,
+)
 from forebay.memory.policy import Delivery, Window
-from forebay.transport.lease import Draft, Lender, Ready
-from forebay.transport.spill import Spilled, SpillFile
-from forebay.units import MIB, round_up_to_page
+from forebay.transport.lease import Draft, Ready
+from forebay.transport.spill import Spilled
+from forebay.units import MIB
 from forebay.workers.messages import DISCARD, Done, Failed, Need, Resume, Room, StreamEnd, Task
 
 if TYPE_CHECKING:
     from forebay.flow.order import Order, Ticket
-    from forebay.transport.arena import Arena
     from forebay.workers.crew import Crew, Heard, WorkerProcess
 
 METER_EVERY_S = 0.05
@@ -49,100 +57,12 @@ _RUN_AHEAD_BATCHES = 64
 there is waking each other up, not memory. 64 of 4 KB are a quarter of a MiB."""
 
 
-_LARGE_BYTES = 4 * MIB
-"""A block from here on is worth waiting a thread switch (0.1 ms) for."""
-
-
 SPACING_FRAC = 0.4
 """Part of (time of a fetch / workers) that lies between two beginnings at least. Even spacing
 would be 1; what is needed is more than the usual scatter of a fetch, some 5 to 10 %."""
 
 _SMOOTHING = 0.2
 """Weight of the newest fetch in the average: a change shows after five."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What one iterator's scheduler is told.
-
-    Attributes:
-        num_streams: torch's `num_workers`.
-        lead: Batches that torch draws ahead of the consumer.
-        most_ahead: Batches that may be in flight or waiting.
-        may_run_ahead: Whether small batches may be more, since the sampler draws from
-            nothing shared and workers do not outlive the epoch.
-        draws_strictly: Draw from the sampler at exactly torch's moments.
-        in_order: torch's `in_order`.
-        batch_size: For messages; None when batches are the sampler's.
-        tokens: Fetches at once.
-    """
-
-    num_streams: int
-    lead: int
-    most_ahead: int
-    may_run_ahead: bool
-    draws_strictly: bool
-    in_order: bool
-    batch_size: int | None
-    tokens: int
-
-
-@final
-class _Flight:
-    """A ticket that a worker has."""
-
-    __slots__ = ("draft", "need_bytes", "spare", "started_s", "ticket", "worker")
-
-    def __init__(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
-        self.started_s = 0.0  # when it was handed to an idle worker; 0 behind another
-        self.ticket = ticket
-        self.worker = worker
-        self.draft = draft
-        self.spare: Draft | None = None  # the first draft, when a larger one replaced it
-        self.need_bytes = 0  # above 0: the worker waits for so much
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Inline:
-    """A small batch that came in its message."""
-
-    head: bytes
-    buffers: tuple[bytearray, ...]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A batch that cannot be had."""
-
-    error: BaseException
-
-
-@final
-class Skipped:
-    """A ticket of a stream that had ended: nothing to deliver."""
-
-
-@final
-class End:
-    """The epoch is over."""
-
-
-Landed: TypeAlias = Ready | Spilled | Inline | Failed | Refused | Skipped
-Delivered: TypeAlias = Ready | Spilled | Inline | Failed | Refused | End
-
-
-@final
-class _Load:
-    """What main knows of one worker's work."""
-
-    __slots__ = ("fetches", "flights", "metered_s")
-
-    def __init__(self) -> None:
-        self.flights: deque[int] = deque()
-        self.fetches = 0
-        self.metered_s = 0.0
 
 
 @final
@@ -160,35 +80,28 @@ class Scheduler:
     def __init__(
         self,
         crew: Crew,
-        arena: Arena,
-        lender: Lender,
-        ledger: Ledger,
+        admission: Admission,
         order: Order,
         settings: Settings,
     ) -> None:
-        self.crew, self.arena, self.lender, self.ledger = crew, arena, lender, ledger
+        self.crew = crew
+        self.admission = admission
         self.order = order
         self.settings = settings
-        self.sizes = SizeHistory()
-        self.makings = SizeHistory()
-        self.totals = SizeHistory()  # buffers of a batch, wherever they travel
         self.window = Window(settings.num_streams, settings.most_ahead)
         if not settings.in_order:
             # torch's rule shares a fixed number of tasks among the workers: who is slow keeps
             # its share, and that decides which batch comes when.
             self.window.set_bounds(settings.most_ahead, settings.most_ahead)
         self.tokens = settings.tokens
-        self.spill = SpillFile()
-        self.evictions = 0
         self.delivered = 0  # in this epoch, failed ones too
-        self.in_flight_bytes = 0
         self._pending: deque[Ticket] = deque()
-        self._flights: dict[int, _Flight] = {}
+        self._flights: dict[int, Flight] = {}
         self._landed: dict[int, Landed] = {}
         self._arrived: deque[int] = deque()  # serials in order of landing, for in_order=False
         self._head = 0
         self._lost: BaseException | None = None
-        self._loads = {worker.number: _Load() for worker in crew.workers}
+        self._loads = {worker.number: Load() for worker in crew.workers}
         self._worker_of = {s: worker for worker in crew.workers for s in worker.streams}
         self._turn = 0
         self._ended_streams: set[int] = set()
@@ -196,8 +109,8 @@ class Scheduler:
         self._started_s = 0.0  # when the last fetch was handed out
         self._fetch_s = 0.0  # how long fetches of idle workers take, averaged
         self.due_s = 0.0  # when the next fetch may be handed out, if that is what is waited for
-        self._held_across_bytes = 0
         self._is_blocked = False
+        self._is_short = False  # of memory: a wider window would not help
         self._is_slow_start = True
         self._poller = select.poll()
         crew.register(self._poller)
@@ -229,7 +142,7 @@ class Scheduler:
         """
         self._draw_up_to(self.delivered + self.settings.lead)
         for landed in self._landed.values():
-            self._drop_landed(landed)
+            self.admission.drop_landed(landed)
         self._landed.clear()
         self._arrived.clear()
         for ticket in self._pending:
@@ -239,19 +152,12 @@ class Scheduler:
             task = Task(
                 ticket.serial, ticket.stream, ticket.indices, ticket.seed, 0, DISCARD, False
             )
-            self._note_flight(_Flight(ticket, worker, None))
+            self._note_flight(Flight(ticket, worker, None))
             self._tell(worker, task)
         self._pending.clear()
         for flight in list(self._flights.values()):
             if flight.need_bytes:
                 self._deny(flight)
-
-    def _drop_landed(self, landed: Landed) -> None:
-        if isinstance(landed, Ready):
-            self.in_flight_bytes -= landed.block.capacity_bytes
-            self.arena.drop(landed.block)
-        elif isinstance(landed, Spilled):
-            self.spill.forget(landed)
 
     # -- A: tickets ---------------------------------------------------------------------------
 
@@ -271,7 +177,7 @@ class Scheduler:
 
     def dispatch(self) -> None:
         """Hand out as many tickets as window, tokens and memory allow."""
-        self._is_blocked = False
+        self._is_blocked = self._is_short = False
         if self._lost is None and self._serve_needs() and self._has_gap():
             self._dispatch_tickets()
         self._flush()
@@ -290,28 +196,15 @@ class Scheduler:
             ticket = self._peek_ticket()
             if ticket is None:
                 break
-            if not self._has_block_beside_consumer():
+            if not self.admission.has_block_beside_consumer(self.window.width):
                 self._is_blocked = True
-                self.lender.want_return()
+                self.admission.lender.want_return()
                 break
             if self._must_space():
                 break
             worker = self._choose_worker(ticket)
             if worker is None or not self._try_dispatch(ticket, worker):
                 break
-
-    def _has_block_beside_consumer(self) -> bool:
-        """Whether one more large block stays within the window and what the consumer keeps.
-
-        Right after a delivery a loop holds two batches, until its variable is bound anew:
-        without waiting that instant, there would always be one block more than needed.
-        """
-        size = round_up_to_page(self.sizes.estimate_next())
-        if size < _LARGE_BYTES:
-            return True
-        kept = max(size, self._held_across_bytes)
-        used = self.in_flight_bytes + self.lender.lent_bytes
-        return used + size <= self.window.width * size + kept
 
     def _must_space(self) -> bool:
         """Whether the fetch of a large batch should begin a little after the last one.
@@ -324,7 +217,7 @@ class Scheduler:
         is_tight = self.window.width <= len(self.crew.workers)
         if not is_tight or not self.settings.in_order or self._fetch_s <= 0:
             return False
-        if self.sizes.estimate_next() < _LARGE_BYTES or not self._flights:
+        if self.admission.sizes.estimate_next() < LARGE_BYTES or not self._flights:
             return False
         spacing_s = SPACING_FRAC * self._fetch_s / len(self.crew.workers)
         self.due_s = self._started_s + spacing_s
@@ -360,63 +253,32 @@ class Scheduler:
         return sum(1 for load in self._loads.values() if load.flights)
 
     def _tokens_now(self) -> int:
-        if (
-            self._is_slow_start
-            and not self.sizes.seen
-            and self.ledger.free_bytes < _TIGHT_BYTES * self.settings.num_streams
-        ):
+        free_bytes = self.admission.ledger.free_bytes
+        is_tight = free_bytes < _TIGHT_BYTES * self.settings.num_streams
+        if self._is_slow_start and is_tight and not self.admission.sizes.seen:
             return 1  # slow start: the first fetch shows what fetches cost
         return self.tokens
 
     def _try_dispatch(self, ticket: Ticket, worker: WorkerProcess) -> bool:
-        size = self.sizes.estimate_next()
+        size = self.admission.sizes.estimate_next()
         if not self._admit(worker, size):
             if not self._is_next(ticket.serial) or self._flights:
-                self._is_blocked = True
+                self._is_blocked = self._is_short = True
                 return False
             # The head waits for nothing but memory: it is made without a block, asks for
             # what it needs, and is then served before all others.
-            self._make_room(size)
+            self.admission.make_room(self._landed, self._head, size)
             if not self._admit(worker, size):
-                self.ledger.force(worker.number, self.makings.estimate_next())
+                self.admission.force(worker.number)
                 size = 0
-        draft = self._place(size) if size else None
+        draft = self.admission.place(size) if size else None
         self._pending.popleft()
         self._send(ticket, worker, draft)
         return True
 
     def _admit(self, worker: WorkerProcess, size_bytes: int) -> bool:
-        """C: a grant for making, and room for the block to grow into."""
-        growth = self._estimate_growth(size_bytes)
-        self.ledger.arena_bytes = self.arena.touched_bytes
-        if self._loads[worker.number].flights:
-            return growth <= self.ledger.free_bytes
-        making = self.makings.estimate_next()
-        if isinstance(self.ledger.grant(worker.number, making, growth), Refusal):
-            if self._reclaim(making + growth - self.ledger.free_bytes):
-                growth = self._estimate_growth(size_bytes)
-                return not isinstance(self.ledger.grant(worker.number, making, growth), Refusal)
-            return False
-        return True
-
-    def _estimate_growth(self, size_bytes: int) -> int:
-        return self.arena.estimate_growth(size_bytes) if size_bytes else 0
-
-    def _reclaim(self, short_bytes: int) -> bool:
-        """Give free pages back to the kernel; False when there are not enough of them."""
-        self.lender.scavenge()
-        given = self.arena.give_back(short_bytes)
-        self.ledger.arena_bytes = self.arena.touched_bytes
-        return given >= short_bytes
-
-    def _place(self, size_bytes: int) -> Draft | None:
-        """D: a block; None when addresses have run out (then the worker asks)."""
-        block = self.arena.place(size_bytes)
-        if block is None:
-            return None
-        self.ledger.arena_bytes = self.arena.touched_bytes
-        self.in_flight_bytes += block.capacity_bytes
-        return Draft(block)
+        is_busy = bool(self._loads[worker.number].flights)
+        return self.admission.try_admit(worker.number, is_busy=is_busy, size_bytes=size_bytes)
 
     def _send(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
         load = self._loads[worker.number]
@@ -428,13 +290,13 @@ class Scheduler:
         self._started_s = now
         offset, capacity = (draft.block.offset, draft.block.capacity_bytes) if draft else (0, 0)
         stream = ticket.stream if ticket.stream >= 0 else worker.streams[0]
-        self._note_flight(_Flight(ticket, worker, draft))
+        self._note_flight(Flight(ticket, worker, draft))
         self._tell(
             worker,
             Task(ticket.serial, stream, ticket.indices, ticket.seed, offset, capacity, is_metered),
         )
 
-    def _note_flight(self, flight: _Flight) -> None:
+    def _note_flight(self, flight: Flight) -> None:
         if not self._loads[flight.worker.number].flights:
             flight.started_s = time.monotonic()
         self._flights[flight.ticket.serial] = flight
@@ -457,7 +319,7 @@ class Scheduler:
 
     def listen(self, timeout_s: float) -> None:
         """Wait at most so long for somebody to say something, and take it in."""
-        self._settle()
+        self.admission.lender.settle()  # K: blocks whose last view died are free again
         ready = {fd for fd, _ in self._poller.poll(timeout_s * 1000)}
         if not ready:
             return
@@ -466,10 +328,6 @@ class Scheduler:
             self._take(heard)
         self._rewatch()
         self._look_for_losses()
-
-    def _settle(self) -> None:
-        """K: blocks whose last view died are free again."""
-        self.lender.settle()
 
     def _rewatch(self) -> None:
         if self.crew.closures != self._closures:  # a closed descriptor's number is used again
@@ -504,50 +362,38 @@ class Scheduler:
         else:
             self._land(flight, message)
 
-    def _end_flight(self, flight: _Flight) -> None:
+    def _end_flight(self, flight: Flight) -> None:
         del self._flights[flight.ticket.serial]
         load = self._loads[flight.worker.number]
         load.flights.remove(flight.ticket.serial)
         if not load.flights:
-            self.ledger.settle(flight.worker.number)
+            self.admission.settle(flight.worker.number)
 
-    def _seal(self, flight: _Flight, done: Done) -> Landed:
-        """H: the promise is corrected to what came."""
-        if done.made is not None:
-            self.makings.add(done.made.peak_bytes)
+    def _seal(self, flight: Flight, done: Done) -> Landed:
+        """H: from draft to ready; what was learned from it."""
+        self.admission.note_costs(done)
         if flight.started_s:
             took_s = time.monotonic() - flight.started_s
             self._fetch_s += _SMOOTHING * (took_s - self._fetch_s) if self._fetch_s else took_s
-        self.sizes.add(done.used_bytes)
-        self.totals.add(done.used_bytes or sum(map(len, done.inline)))
         if not done.spans or flight.draft is None:
             self._drop_drafts(flight)
             return Inline(done.head, done.inline)
         if flight.spare is not None:
-            self._drop_draft(flight.spare)
-        before = flight.draft.block.capacity_bytes
-        ready = flight.draft.seal(
-            self.arena, done.head, done.spans, done.used_bytes, done.touched_bytes
-        )
-        self.in_flight_bytes += ready.block.capacity_bytes - before
-        return ready
+            self.admission.drop(flight.spare)
+        return self.admission.seal(flight.draft, done)
 
-    def _land(self, flight: _Flight, landed: Landed) -> None:
+    def _land(self, flight: Flight, landed: Landed) -> None:
         serial = flight.ticket.serial
         if serial < self.order.first_serial:
-            self._drop_landed(landed)
+            self.admission.drop_landed(landed)
             return
         self._landed[serial] = landed
         self._arrived.append(serial)
 
-    def _drop_drafts(self, flight: _Flight) -> None:
+    def _drop_drafts(self, flight: Flight) -> None:
         for draft in (flight.draft, flight.spare):
             if draft is not None:
-                self._drop_draft(draft)
-
-    def _drop_draft(self, draft: Draft) -> None:
-        self.in_flight_bytes -= draft.block.capacity_bytes
-        draft.drop(self.arena)
+                self.admission.drop(draft)
 
     def _look_for_losses(self) -> None:
         self._lost = self._lost or self.crew.fault
@@ -568,81 +414,52 @@ class Scheduler:
             flight = self._flights[serial]
             if self._try_serve(flight):
                 continue
+            self._is_short = True
             if not self._is_next(serial):
                 self._is_blocked = True
                 continue
-            self._make_room(flight.need_bytes)
+            self.admission.make_room(self._landed, self._head, flight.need_bytes)
             if self._try_serve(flight):
                 continue
             if any(not other.need_bytes for other in self._flights.values()):
                 self._is_blocked = True  # the others land, and are evicted then
                 return False
-            self._refuse(flight)
+            if self.admission.fits_at_best(flight.need_bytes):
+                self._serve(flight, self.admission.place(flight.need_bytes))
+            else:
+                self._refuse(flight)
         return True
 
     def _is_next(self, serial: int) -> bool:
         """Whether the consumer gets this batch before any other."""
         return serial == self._head if self.settings.in_order else not self._landed
 
-    def _try_serve(self, flight: _Flight) -> bool:
-        growth = self._estimate_growth(flight.need_bytes)
-        self.ledger.arena_bytes = self.arena.touched_bytes
-        short = growth - self.ledger.free_bytes
-        if short > 0 and not (self._reclaim(short) and self._fits(flight.need_bytes)):
-            return False
-        draft = self._place(flight.need_bytes)
-        if draft is None:
-            return False
+    def _try_serve(self, flight: Flight) -> bool:
+        draft = self.admission.try_place(flight.need_bytes)
+        if draft is not None:
+            self._serve(flight, draft)
+        return draft is not None
+
+    def _serve(self, flight: Flight, draft: Draft | None) -> None:
+        if draft is None:  # addresses have run out
+            self._refuse(flight)
+            return
         flight.draft, flight.spare, flight.need_bytes = draft, flight.draft, 0
         block = draft.block
         self._tell(flight.worker, Room(flight.ticket.serial, block.offset, block.capacity_bytes))
-        return True
 
-    def _fits(self, size_bytes: int) -> bool:
-        return self._estimate_growth(size_bytes) <= self.ledger.free_bytes
-
-    def _make_room(self, size_bytes: int) -> None:
-        """Evict ready batches, the one that is needed last first, until `size_bytes` fit."""
-        for serial in sorted(self._landed, reverse=True):
-            landed = self._landed[serial]
-            if serial == self._head or not isinstance(landed, Ready):
-                continue
-            self._reclaim(self._estimate_growth(size_bytes) - self.ledger.free_bytes)
-            if self._fits(size_bytes):
-                return
-            self._evict(serial, landed)
-        self._reclaim(self._estimate_growth(size_bytes) - self.ledger.free_bytes)
-
-    def _evict(self, serial: int, ready: Ready) -> None:
-        try:
-            self._landed[serial] = self.spill.write(ready, self.arena)
-        except OSError:
-            return  # no disk: the batch stays, and the head may be refused with numbers
-        self.in_flight_bytes -= ready.block.capacity_bytes
-        self.evictions += 1
-
-    def _refuse(self, flight: _Flight) -> None:
+    def _refuse(self, flight: Flight) -> None:
         """The head does not fit beside what the consumer holds."""
-        ledger = self.ledger
-        available = ledger.budget_bytes - ledger.workers_bytes - self.lender.lent_bytes
-        available -= ledger.promised_bytes
-        size = flight.need_bytes
-        if self.sizes.seen == 0 and self.delivered == 0:
-            error: BaseException = BudgetTooSmall.about(
-                ledger.budget_bytes,
-                ledger.workers_bytes + ledger.promised_bytes,
-                size,
-                self.settings.batch_size,
-            )
-        else:
-            serial = flight.ticket.serial - self.order.first_serial
-            error = BatchExceedsBudget.about(
-                serial, size, ledger.budget_bytes, available, self.settings.batch_size
-            )
+        error = self.admission.compose_refusal(
+            flight.ticket.serial - self.order.first_serial,
+            flight.need_bytes,
+            self.settings.batch_size,
+            is_first=self.delivered == 0,
+        )
         self._deny(flight)
         self._land(flight, Refused(error))
 
-    def _deny(self, flight: _Flight) -> None:
+    def _deny(self, flight: Flight) -> None:
         """No room: the worker drops the batch and says no more of it."""
         self._tell(flight.worker, Room(flight.ticket.serial, 0, 0))
         self._end_flight(flight)
@@ -682,7 +499,7 @@ class Scheduler:
             raise self._lost
         return None
 
-    def _may_still_come(self, flights: list[_Flight]) -> bool:
+    def _may_still_come(self, flights: list[Flight]) -> bool:
         """After a loss: whether a worker that lives is still at what would be delivered next."""
         return any(
             not flight.worker.has_ended
@@ -693,19 +510,12 @@ class Scheduler:
     def _hand_over(self, landed: Ready | Spilled | Inline | Failed | Refused) -> Delivered:
         self.delivered += 1
         if isinstance(landed, Spilled):
-            landed = self._bring_back(landed)
+            landed = self.admission.bring_back(self._landed, landed)
         if isinstance(landed, Ready):
-            self.in_flight_bytes -= landed.block.capacity_bytes
+            self.admission.hand_over(landed)
         # torch draws the next batch here, before an error is raised too.
         self._draw_up_to(self.delivered + self.settings.lead)
         return landed
-
-    def _bring_back(self, spilled: Spilled) -> Ready:
-        self._make_room(spilled.size_bytes)
-        draft = self._place(spilled.size_bytes)
-        if draft is None:
-            raise WorkersUnavailable.about("has no address space left for an evicted batch")
-        return self.spill.read(spilled, draft.block, self.arena)
 
     def note_delivery(self, waited_s: float, interval_s: float) -> None:
         """Let the window follow the consumer."""
@@ -716,33 +526,19 @@ class Scheduler:
         self.window.note(delivery)
         self._idle_s = 0.0
         if self.window.width < before:
-            self._give_back_beyond_window()
-
-    def _give_back_beyond_window(self) -> None:
-        """A narrower window leaves pages warm that no batch will come for."""
-        used = self.in_flight_bytes + self.lender.lent_bytes
-        # One block more than the window: the consumer's last one comes back while it waits.
-        wanted = (self.window.width + 1) * round_up_to_page(self.sizes.estimate_next())
-        surplus = self.arena.touched_bytes - max(used, wanted)
-        if surplus > 0:
-            self._reclaim(min(surplus, self.arena.free_warm_bytes))
+            self.admission.give_back_beyond(self.window.width)
 
     def _count_ahead(self) -> tuple[int, int]:
         """Least and most batches of the window: a MiB of them costs nothing worth saving."""
-        by_bytes = RUN_AHEAD_BYTES // max(1, self.totals.estimate_next())
+        by_bytes = RUN_AHEAD_BYTES // max(1, self.admission.totals.estimate_next())
         free = min(by_bytes, _RUN_AHEAD_BATCHES * self.settings.num_streams)
         return max(1, free), max(self.settings.most_ahead, free)
-
-    def note_arrival(self) -> None:
-        """The consumer asks for a batch: what it still holds, it holds across `next()`."""
-        self._settle()
-        self._held_across_bytes = self.lender.lent_bytes
 
     @property
     def has_idle_worker(self) -> bool:
         """Whether a worker that might fetch has nothing to do."""
-        if self.due_s > time.monotonic():
-            return False  # it idles on purpose, for a moment
+        if self._is_short or self.due_s > time.monotonic():
+            return False  # for lack of memory, or on purpose for a moment: not of width
         return self._count_busy() < min(self.tokens, len(self.crew.workers))
 
     def note_idle(self, idle_s: float) -> None:
@@ -786,18 +582,3 @@ class Scheduler:
     def is_blocked(self) -> bool:
         """Whether something waits for memory that may come free at any moment."""
         return self._is_blocked
-
-    def should_copy_out(self, ready: Ready) -> bool:
-        """Whether lending this block would leave less than one free block for the head."""
-        if self.lender.copies_only:
-            return True
-        head_bytes = max(self.sizes.estimate_next(), ready.block.capacity_bytes)
-        ledger = self.ledger
-        room = ledger.budget_bytes - ledger.workers_bytes - ledger.heap_bytes
-        room -= self.makings.estimate_next()
-        lent = self.lender.lent_bytes + ready.block.capacity_bytes
-        return lent + head_bytes > room
-
-    def close(self) -> None:
-        """Nothing is delivered any more."""
-        self.spill.close()

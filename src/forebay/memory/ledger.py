@@ -6,8 +6,8 @@ cover: reading anything (probe.py), or what to do about a no (flow/scheduler.py)
     accounted = workers + arena + heap + promised        free = budget - accounted
 
 A worker is promised the memory that making a batch takes *beside* the block its result
-goes to, before it starts to fetch, and keeps the promise until it has nothing to do. The block itself is in
-the arena's account from the moment it is placed.
+goes to, before it starts to fetch, and keeps the promise until it has nothing to do. The
+block itself is in the arena's account from the moment it is placed.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Ledger:
         budget_bytes: What may exist. May be lowered below what is accounted: nothing is
             revoked, nothing new is granted.
         workers_bytes: Account of the zygote and the workers, idle.
+        workers_least_bytes: The least that they were ever seen to take.
         arena_bytes: Account of the arena's touched pages.
         heap_bytes: Account of batches that the loader holds on main's heap.
 
@@ -52,6 +53,7 @@ class Ledger:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.workers_bytes = 0
+        self.workers_least_bytes = 0
         self.arena_bytes = 0
         self.heap_bytes = 0
         self.promised_bytes = 0

@@ -1,0 +1,249 @@
+"""Memory for batches: who gets a block, and where it comes from when there is none.
+
+Covers: letters C and D of the way of a batch (grant, place), eviction, giving pages back,
+and whether a delivered batch may stay in the arena. Does not cover: which ticket is asked
+for (scheduler.py), or the arithmetic (memory/ledger.py).
+
+Runs under the engine's lock, like the scheduler, which is its only caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any, final
+
+from forebay.errors import BatchExceedsBudget, BudgetTooSmall, WorkersUnavailable
+from forebay.memory.ledger import Ledger, Refusal
+from forebay.memory.planner import SizeHistory
+from forebay.transport.arena import Arena
+from forebay.transport.lease import Draft, Lender, Ready
+from forebay.transport.spill import Spilled, SpillFile
+from forebay.units import MIB, round_up_to_page
+from forebay.workers.messages import Done
+
+LARGE_BYTES = 4 * MIB
+"""A block from here on is worth waiting a thread switch (0.1 ms) for."""
+
+
+@final
+class Admission:
+    """What one iterator's batches may take of its budget.
+
+    Attributes:
+        sizes: What results took of their blocks.
+        makings: What making them took beside, at its peak.
+        totals: Buffers of a batch, wherever they travelled.
+        in_flight_bytes: Blocks being written or waiting to be delivered.
+        evictions: Ready batches that went to disk.
+    """
+
+    def __init__(self, arena: Arena, lender: Lender, ledger: Ledger) -> None:
+        self.arena, self.lender, self.ledger = arena, lender, ledger
+        self.sizes = SizeHistory()
+        self.makings = SizeHistory()
+        self.totals = SizeHistory()
+        self.in_flight_bytes = 0
+        self.evictions = 0
+        self._spill = SpillFile()
+        self._held_across_bytes = 0
+        self._is_hoarding = False
+
+    # -- C and D: grant, place --------------------------------------------------------------
+
+    def try_admit(self, worker: int, *, is_busy: bool, size_bytes: int) -> bool:
+        """A grant for what making takes, if it and the block's growth fit the budget."""
+        growth = self._estimate_growth(size_bytes)
+        self.ledger.arena_bytes = self.arena.touched_bytes
+        if is_busy:
+            return growth <= self.ledger.free_bytes
+        making = self.makings.estimate_next()
+        if not isinstance(self.ledger.grant(worker, making, growth), Refusal):
+            return True
+        if not self._reclaim(making + growth - self.ledger.free_bytes):
+            return False
+        growth = self._estimate_growth(size_bytes)
+        return not isinstance(self.ledger.grant(worker, making, growth), Refusal)
+
+    def force(self, worker: int) -> None:
+        """For the head when nothing else runs: it is made first and asks for a block then."""
+        self.ledger.force(worker, self.makings.estimate_next())
+
+    def settle(self, worker: int) -> None:
+        """The worker has nothing to do any more."""
+        self.ledger.settle(worker)
+
+    def try_place(self, size_bytes: int) -> Draft | None:
+        """A block for a worker that asked for one, if it fits the budget."""
+        short = self._estimate_growth(size_bytes) - self._read_free()
+        if short > 0 and not (self._reclaim(short) and self.fits(size_bytes)):
+            return None
+        return self.place(size_bytes)
+
+    def place(self, size_bytes: int) -> Draft | None:
+        """A block; None when addresses have run out."""
+        block = self.arena.place(size_bytes)
+        if block is None:
+            return None
+        self.ledger.arena_bytes = self.arena.touched_bytes
+        self.in_flight_bytes += block.capacity_bytes
+        return Draft(block)
+
+    def drop(self, draft: Draft) -> None:
+        """Nothing came of a block."""
+        self.in_flight_bytes -= draft.block.capacity_bytes
+        draft.drop(self.arena)
+
+    def seal(self, draft: Draft, done: Done) -> Ready:
+        """H: the promise is corrected to what came."""
+        before = draft.block.capacity_bytes
+        ready = draft.seal(self.arena, done.head, done.spans, done.used_bytes, done.touched_bytes)
+        self.in_flight_bytes += ready.block.capacity_bytes - before
+        return ready
+
+    def note_costs(self, done: Done) -> None:
+        """Learn from a finished batch."""
+        if done.made is not None:
+            self.makings.add(done.made.peak_bytes)
+        self.sizes.add(done.used_bytes)
+        self.totals.add(done.used_bytes or sum(map(len, done.inline)))
+
+    # -- making room --------------------------------------------------------------------------
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether a block of this size may be placed now."""
+        return self._estimate_growth(size_bytes) <= self._read_free()
+
+    def fits_at_best(self, size_bytes: int) -> bool:
+        """The same with the workers at the least they were ever seen to take.
+
+        What decides whether a batch is refused for good: a reading taken while workers were
+        busy must not end a training run.
+        """
+        spare = self.ledger.workers_bytes - self.ledger.workers_least_bytes
+        return self._estimate_growth(size_bytes) <= (
+            self._read_free() + max(0, spare) + self.ledger.promised_bytes
+        )
+
+    def make_room(self, landed: MutableMapping[int, Any], head: int, size_bytes: int) -> None:
+        """Evict ready batches, the one that is needed last first, until `size_bytes` fit."""
+        for serial in sorted(landed, reverse=True):
+            self._reclaim(self._estimate_growth(size_bytes) - self._read_free())
+            if self.fits(size_bytes):
+                return
+            if serial != head and isinstance(landed[serial], Ready):
+                landed[serial] = self._evict(landed[serial])
+        self._reclaim(self._estimate_growth(size_bytes) - self._read_free())
+
+    def bring_back(self, landed: MutableMapping[int, Any], spilled: Spilled) -> Ready:
+        """An evicted batch, in a block again.
+
+        Raises:
+            WorkersUnavailable: No address is left for it.
+        """
+        self.make_room(landed, -1, spilled.size_bytes)
+        draft = self.place(spilled.size_bytes)
+        if draft is None:
+            raise WorkersUnavailable.about("has no address space left for an evicted batch")
+        return self._spill.read(spilled, draft.block, self.arena)
+
+    def give_back_beyond(self, width: int) -> None:
+        """A narrower window leaves pages warm that no batch will come for."""
+        used = self.in_flight_bytes + self.lender.lent_bytes
+        # One block more than the window: the consumer's last one comes back while it waits.
+        wanted = (width + 1) * round_up_to_page(self.sizes.estimate_next())
+        surplus = self.arena.touched_bytes - max(used, wanted)
+        if surplus > 0:
+            self._reclaim(min(surplus, self.arena.free_warm_bytes))
+
+    def drop_landed(self, landed: Any) -> None:
+        """A batch of a broken epoch is not wanted."""
+        if isinstance(landed, Ready):
+            self.in_flight_bytes -= landed.block.capacity_bytes
+            self.arena.drop(landed.block)
+        elif isinstance(landed, Spilled):
+            self._spill.forget(landed)
+
+    # -- the consumer -------------------------------------------------------------------------
+
+    def note_arrival(self) -> None:
+        """The consumer asks for a batch: what it still holds, it holds across `next()`."""
+        self.lender.settle()
+        held = self.lender.lent_bytes
+        self._is_hoarding = held > max(self._held_across_bytes, self._block_bytes())
+        self._held_across_bytes = held
+
+    def has_block_beside_consumer(self, width: int) -> bool:
+        """Whether one more large block stays within the window and what the consumer keeps.
+
+        Right after a delivery a loop holds two batches, until its variable is bound anew:
+        without waiting that instant, there would always be one block more than needed.
+        """
+        size = self._block_bytes()
+        if size < LARGE_BYTES:
+            return True
+        kept = max(size, self._held_across_bytes)
+        return self.in_flight_bytes + self.lender.lent_bytes + size <= width * size + kept
+
+    def should_copy_out(self, ready: Ready) -> bool:
+        """Whether lending this block would leave less than one free block for the head."""
+        if self.lender.copies_only:
+            return True
+        block = ready.block.capacity_bytes
+        ledger = self.ledger
+        room = ledger.budget_bytes - ledger.workers_bytes - ledger.heap_bytes
+        room -= self.makings.estimate_next()
+        # The batch before goes when the loop's variable is bound anew, if that is its habit.
+        leaving = 0 if self._is_hoarding else min(block, self._held_across_bytes)
+        lent = self.lender.lent_bytes - leaving + block
+        return lent + max(self._block_bytes(), block) > room
+
+    def hand_over(self, ready: Ready) -> None:
+        """The batch is the consumer's from here on."""
+        self.in_flight_bytes -= ready.block.capacity_bytes
+
+    def compose_refusal(
+        self, number: int, size_bytes: int, batch_size: int | None, *, is_first: bool
+    ) -> BaseException:
+        """The error for a batch that does not fit beside what the consumer holds."""
+        ledger = self.ledger
+        workers = min(ledger.workers_bytes, ledger.workers_least_bytes)
+        if is_first and not self.sizes.seen:
+            return BudgetTooSmall.about(ledger.budget_bytes, workers, size_bytes, batch_size)
+        available = ledger.budget_bytes - workers - self.lender.lent_bytes
+        return BatchExceedsBudget.about(
+            number, size_bytes, ledger.budget_bytes, available, batch_size
+        )
+
+    def close(self) -> None:
+        """Nothing is delivered any more."""
+        self._spill.close()
+
+    # -- arithmetic -----------------------------------------------------------------------------
+
+    def _block_bytes(self) -> int:
+        return round_up_to_page(self.sizes.estimate_next())
+
+    def _read_free(self) -> int:
+        self.ledger.arena_bytes = self.arena.touched_bytes
+        return self.ledger.free_bytes
+
+    def _estimate_growth(self, size_bytes: int) -> int:
+        return self.arena.estimate_growth(size_bytes) if size_bytes else 0
+
+    def _reclaim(self, short_bytes: int) -> bool:
+        """Give free pages back to the kernel; False when there are not enough of them."""
+        if short_bytes <= 0:
+            return True
+        self.lender.scavenge()
+        given = self.arena.give_back(short_bytes)
+        self.ledger.arena_bytes = self.arena.touched_bytes
+        return given >= short_bytes
+
+    def _evict(self, ready: Ready) -> Ready | Spilled:
+        try:
+            spilled = self._spill.write(ready, self.arena)
+        except OSError:
+            return ready  # no disk: it stays, and the head may be refused with numbers
+        self.in_flight_bytes -= ready.block.capacity_bytes
+        self.evictions += 1
+        return spilled

@@ -1,0 +1,101 @@
+"""What a ticket becomes on its way: a flight, then something landed.
+
+Covers: the values that the scheduler keeps of each ticket, and what it is told. Does not
+cover: moving a ticket from one to the next (scheduler.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+from forebay.flow.order import Ticket
+from forebay.transport.lease import Draft, Ready
+from forebay.transport.spill import Spilled
+from forebay.workers.crew import WorkerProcess
+from forebay.workers.messages import Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one iterator's scheduler is told.
+
+    Attributes:
+        num_streams: torch's `num_workers`.
+        lead: Batches that torch draws ahead of the consumer.
+        most_ahead: Batches that may be in flight or waiting.
+        may_run_ahead: Whether small batches may be more, since the sampler draws from
+            nothing shared and workers do not outlive the epoch.
+        draws_strictly: Draw from the sampler at exactly torch's moments.
+        in_order: torch's `in_order`.
+        batch_size: For messages; None when batches are the sampler's.
+        tokens: Fetches at once.
+    """
+
+    num_streams: int
+    lead: int
+    most_ahead: int
+    may_run_ahead: bool
+    draws_strictly: bool
+    in_order: bool
+    batch_size: int | None
+    tokens: int
+
+
+@final
+class Flight:
+    """A ticket that a worker has."""
+
+    __slots__ = ("draft", "need_bytes", "spare", "started_s", "ticket", "worker")
+
+    def __init__(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
+        self.started_s = 0.0  # when it was handed to an idle worker; 0 behind another
+        self.ticket = ticket
+        self.worker = worker
+        self.draft = draft
+        self.spare: Draft | None = None  # the first draft, when a larger one replaced it
+        self.need_bytes = 0  # above 0: the worker waits for so much
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A small batch that came in its message."""
+
+    head: bytes
+    buffers: tuple[bytearray, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A batch that cannot be had."""
+
+    error: BaseException
+
+
+@final
+class Skipped:
+    """A ticket of a stream that had ended: nothing to deliver."""
+
+
+@final
+class End:
+    """The epoch is over."""
+
+
+Landed: TypeAlias = Ready | Spilled | Inline | Failed | Refused | Skipped
+Delivered: TypeAlias = Ready | Spilled | Inline | Failed | Refused | End
+
+
+@final
+class Load:
+    """What main knows of one worker's work."""
+
+    __slots__ = ("fetches", "flights", "metered_s")
+
+    def __init__(self) -> None:
+        self.flights: deque[int] = deque()
+        self.fetches = 0
+        self.metered_s = 0.0
