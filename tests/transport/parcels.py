@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from forebay.transport import codec
+from forebay.transport.arena import Arena
 from forebay.transport.codec import Encoded, decode, encode
+from forebay.transport.lease import Draft, Lender, Ready
+from forebay.workers.space import Mapping, Space, estimate_size
 
 
 def lay_out(encoded: Encoded) -> list[object]:
@@ -40,3 +43,20 @@ def carry_unknown(batch: object) -> Any:
 def shipped_bytes(batch: object) -> int:
     """What of `batch` travels as buffers."""
     return sum(buffer.nbytes for buffer in encode(batch).buffers)
+
+
+def seal(arena: Arena, batch: object) -> Ready:
+    """`batch` as it waits in the arena, laid out as a worker does."""
+    encoded = encode(batch)
+    block = arena.place(estimate_size([buffer.nbytes for buffer in encoded.buffers]))
+    assert block is not None
+    space = Space(Mapping(arena.mapping), block.offset, block.capacity_bytes)
+    spans = [space.bring(buffer) for buffer in encoded.buffers]
+    used = space.used_bytes
+    return Draft(block).seal(arena, encoded.head, [s for s in spans if s], used, used)
+
+
+def deliver(arena: Arena, lender: Lender, batch: object) -> Any:
+    """`batch` as the consumer gets it: large parts lent."""
+    ready = seal(arena, batch)
+    return decode(ready.head, lender.lend(ready))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 from collections.abc import Iterator
@@ -247,7 +248,7 @@ class ArenaLife(RuleBasedStateMachine):
         ranges += [*arena._cold, *arena._warm]
         ranges += [(offset, size) for size, all_ in arena._hot.items() for offset in all_]
         ranges.sort()
-        for (offset, length), (following, _) in zip(ranges, ranges[1:]):
+        for (offset, length), (following, _) in itertools.pairwise(ranges):
             assert offset + length <= following
 
     @invariant()
