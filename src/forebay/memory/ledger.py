@@ -82,9 +82,7 @@ class Ledger:
             making_bytes: Memory of the fetch beside its result.
             growth_bytes: Pages that placing its block will newly touch.
         """
-        if holder in self._grants:
-            message = f"worker {holder} has a grant already"
-            raise ValueError(message)
+        self._check_vacant(holder)
         short = making_bytes + growth_bytes - self.free_bytes
         if short > 0:
             return Refusal(holder, short)
@@ -92,10 +90,16 @@ class Ledger:
 
     def force(self, holder: int, making_bytes: int) -> Grant:
         """Promise without asking: for the batch that must come next, when nothing else runs."""
+        self._check_vacant(holder)
         grant = Grant(holder, making_bytes)
         self._grants[holder] = grant
         self.promised_bytes += making_bytes
         return grant
+
+    def _check_vacant(self, holder: int) -> None:
+        if holder in self._grants:
+            message = f"worker {holder} has a grant already"
+            raise ValueError(message)
 
     def settle(self, holder: int) -> None:
         """The worker is idle; what it left behind is in the accounts."""

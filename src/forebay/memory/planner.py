@@ -86,11 +86,9 @@ def plan_crew(budget_bytes: int, num_streams: int, *, may_merge: bool) -> CrewPl
             `worker_init_fn`).
     """
     least = ZYGOTE_BYTES + WORKER_BYTES
-    if budget_bytes < least:
-        return TooSmall(least)
-    for_all = ZYGOTE_BYTES + WORKER_BYTES + PARKED_BYTES * (num_streams - 1)
-    if not may_merge and budget_bytes < for_all:
-        return TooSmall(for_all)
+    needed = least if may_merge else least + PARKED_BYTES * (num_streams - 1)
+    if budget_bytes < needed:
+        return TooSmall(needed)
     fitting = 1 + max(0, int(budget_bytes * _WORKERS_FRAC) - least) // PARKED_BYTES
     workers = min(num_streams, fitting) if may_merge else num_streams
     spare = budget_bytes - ZYGOTE_BYTES - PARKED_BYTES * workers
