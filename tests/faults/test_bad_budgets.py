@@ -218,7 +218,6 @@ def test_a_later_batch_beyond_the_budget_is_refused_and_iteration_goes_on(collat
         assert word in str(error)
 
 
-@pytest.mark.xfail(strict=True, reason="_serve_needs waits for tasks behind the one that needs")
 def test_every_batch_beyond_the_budget_is_refused_on_its_own() -> None:
     class Alternating(Numbered):
         def __getitem__(self, index: int) -> torch.Tensor:
