@@ -1,23 +1,33 @@
-"""forebay: a drop-in PyTorch DataLoader that holds a byte budget."""
+"""forebay: a drop-in PyTorch DataLoader that holds a byte budget.
 
-from forebay.errors import (
-    BatchExceedsBudget,
-    BudgetTooSmall,
-    BudgetWarning,
-    ForebayError,
-    ForeignProcess,
-    HoardingWarning,
-    InvalidBudget,
-    InvalidBudgetType,
-    InvalidOption,
-    NestedLoader,
-    WorkerDied,
-    WorkersUnavailable,
-)
-from forebay.events import LoaderStats
-from forebay.loader import DataLoader
-from forebay.memory.limits import memory_limit, usable_cpus
-from forebay.options import set_default_budget
+Names are imported when they are first used: `import forebay` alone, and the command line,
+need not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.errors import (
+        BatchExceedsBudget,
+        BudgetTooSmall,
+        BudgetWarning,
+        ForebayError,
+        ForeignProcess,
+        HoardingWarning,
+        InvalidBudget,
+        InvalidBudgetType,
+        InvalidOption,
+        NestedLoader,
+        WorkerDied,
+        WorkersUnavailable,
+    )
+    from forebay.events import LoaderStats
+    from forebay.loader import DataLoader
+    from forebay.memory.limits import memory_limit, usable_cpus
+    from forebay.options import set_default_budget
 
 __version__ = "0.1.0"
 
@@ -40,3 +50,24 @@ __all__ = [
     "set_default_budget",
     "usable_cpus",
 ]
+
+_HOMES = {
+    "DataLoader": "forebay.loader",
+    "LoaderStats": "forebay.events",
+    "memory_limit": "forebay.memory.limits",
+    "set_default_budget": "forebay.options",
+    "usable_cpus": "forebay.memory.limits",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        message = f"module 'forebay' has no attribute {name!r}"
+        raise AttributeError(message)
+    value = getattr(importlib.import_module(_HOMES.get(name, "forebay.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -120,7 +120,7 @@ def is_iterable_kind(kind: int) -> bool:
 
 def is_profiling() -> bool:
     """Whether autograd's profiler records: only then is `record_function` worth 15 us."""
-    return bool(torch.autograd._profiler_enabled())
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def is_python_exiting() -> bool:
@@ -139,12 +139,12 @@ def pin_memory(data: Any) -> Any:
 def set_worker_info(worker_id: int, num_workers: int, seed: int, dataset: object) -> None:
     """Make `torch.utils.data.get_worker_info()` answer as in torch's own worker."""
     info = _worker.WorkerInfo(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
-    _worker._worker_info = info
+    _worker._worker_info = info  # type: ignore[attr-defined]
 
 
 def set_worker_signals() -> None:
     """torch's C handlers: SIGBUS, SIGSEGV and SIGFPE say what happened before they kill."""
-    _utils.signal_handling._set_worker_signal_handlers()
+    _utils.signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]
 
 
 def set_worker_thread_name() -> None:
@@ -202,7 +202,7 @@ def has_collate_extensions() -> bool:
     return _utils.collate.default_collate_fn_map != _TORCHS_REGISTRY
 
 
-def collate_privately(batch: list[Any], take: TakeBytes | None = None) -> Any:
+def collate_privately(batch: Sequence[Any], take: TakeBytes | None = None) -> Any:
     """torch's `default_collate` without the fresh shared storage that it makes in a worker.
 
     Args:
@@ -254,18 +254,18 @@ def nested_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Buffer, sizes, strides and offsets of a strided nested tensor."""
     return (
         tensor.values(),
-        tensor._nested_tensor_size(),  # type: ignore[operator]
-        tensor._nested_tensor_strides(),  # type: ignore[operator]
-        tensor._nested_tensor_storage_offsets(),  # type: ignore[operator]
+        tensor._nested_tensor_size(),
+        tensor._nested_tensor_strides(),
+        tensor._nested_tensor_storage_offsets(),
     )
 
 
 def rebuild_nested(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """The strided nested tensor that `nested_parts` took apart."""
-    return torch._nested_view_from_buffer_copy(*parts)  # type: ignore[no-any-return]
+    return torch._nested_view_from_buffer_copy(*parts)
 
 
-def rebuild_quantized(ints: torch.Tensor, dtype: torch.dtype, how: tuple[Any, ...]) -> torch.Tensor:
+def rebuild_quantized(ints: torch.Tensor, how: tuple[Any, ...]) -> torch.Tensor:
     """A quantised tensor from its integers and its scale(s) and zero point(s)."""
     if len(how) == 2:  # noqa: PLR2004 - (scale, zero point) or (scales, zero points, axis)
         return torch._make_per_tensor_quantized_tensor(ints, *how)

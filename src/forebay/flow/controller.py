@@ -82,7 +82,7 @@ def _run(reference: weakref.ref[Engine], clock: Clock) -> None:
         engine = reference()
         if engine is None:
             break
-        while not clock.is_stopped and engine.try_tick(TICK_S):
+        while engine.try_tick(TICK_S):
             pass
         del engine
     if clock.bell >= 0:

@@ -30,6 +30,7 @@ from forebay.errors import (
 from forebay.events import LoaderStats
 from forebay.flow.admission import Admission
 from forebay.flow.controller import Clock, Pace
+from forebay.flow.explanation import Situation, explain
 from forebay.flow.flight import End, Inline, Refused, Settings
 from forebay.flow.order import Order
 from forebay.flow.scheduler import Scheduler
@@ -218,7 +219,7 @@ class Engine:
             finally:
                 self.scheduler.dispatch()
         batch = decode(head, buffers)
-        self._stats.note(buffers, waited_s)
+        self._stats.note(buffers, waited_s, self.scheduler.last_samples)
         return batch
 
     def _refuse_foreign(self) -> None:
@@ -386,7 +387,7 @@ class Engine:
         footprint = tally.workers_bytes + arena_bytes
         return LoaderStats(
             batches=tally.batches,
-            samples=tally.batches * (self._plan.batch_size or 1),
+            samples=tally.samples,
             delivered_bytes=tally.bytes,
             consumer_wait_s=tally.wait_s,
             budget_bytes=self.ledger.budget_bytes,
@@ -407,60 +408,34 @@ class Engine:
             return self._compose_lines(stats)
 
     def _compose_lines(self, stats: LoaderStats) -> list[str]:
-        scheduler = self.scheduler
-        source = f" ({self._plan.limit_source})" if self._plan.limit_source else ""
-        lines = [
-            f"budget {format_bytes(stats.budget_bytes)}{source}; footprint now "
-            f"{format_bytes(stats.footprint_bytes)}, peak {format_bytes(stats.peak_footprint_bytes)}",
-            f"  workers and their template: {format_bytes(stats.workers_private_bytes)} "
-            f"({stats.workers} worker(s) for {self._job.num_streams} stream(s), "
-            f"{scheduler.tokens} fetch(es) at once, start method {self.crew.start_method})",
-            f"  arena: {format_bytes(stats.arena_bytes)} resident, of it "
-            f"{format_bytes(stats.in_flight_bytes)} in flight or waiting, "
-            f"{format_bytes(self.lender.lent_bytes)} lent to the consumer",
-            f"window: {scheduler.window.width} batch(es) of about "
-            f"{format_bytes(self.admission.sizes.estimate_next())}, at most {scheduler.window.most}; "
-            "it widens only while the consumer waits and a worker idles",
-            f"making a batch takes {format_bytes(self.admission.makings.estimate_next())} beside its "
-            "result at its peak",
-            f"delivered {stats.batches:,} batch(es), {format_bytes(stats.delivered_bytes)}; the "
-            f"consumer waited {stats.consumer_wait_s:.1f} s",
-        ]
-        return lines + self._explain_oddities()
-
-    def _explain_oddities(self) -> list[str]:
-        lines = []
-        if self.crew_plan.because:
-            lines.append(self.crew_plan.because)
-        hatched = self.crew.hatched
-        if hatched is not None and not hatched.shares_dataset:
-            lines.append(
-                "each worker unpickled the dataset for itself: unpickling it made "
-                + "; ".join(hatched.found)
-                + ", which forked workers would share"
+        scheduler, hatched = self.scheduler, self.crew.hatched
+        return explain(
+            Situation(
+                stats=stats,
+                limit_source=self._plan.limit_source,
+                num_streams=self._job.num_streams,
+                tokens=scheduler.tokens,
+                start_method=self.crew.start_method,
+                plan_reason=self.crew_plan.because,
+                found_unpickling=hatched.found if hatched is not None else (),
+                lent_bytes=self.lender.lent_bytes,
+                copied_bytes=self.lender.copied_bytes,
+                lost_bytes=self.lender.lost_bytes,
+                batch_bytes=self.admission.totals.estimate_next(),
+                making_bytes=self.admission.makings.estimate_next(),
+                width=scheduler.window.width,
+                most=scheduler.window.most,
+                evictions=self.admission.evictions,
+                is_short=scheduler.is_short,
+                unmeasured=tuple(sorted(self._probe.degraded)),
             )
-        if self.admission.evictions:
-            lines.append(
-                f"{self.admission.evictions} ready batch(es) went to disk and back, so that the "
-                "next one always had room"
-            )
-        if self.lender.copied_bytes:
-            lines.append(
-                f"the consumer keeps {format_bytes(self.lender.copied_bytes)} of copied-out batches"
-            )
-        if self.lender.lost_bytes:
-            lines.append(
-                f"{format_bytes(self.lender.lost_bytes)} are never used again: the training code "
-                "forked while batches were in its hands"
-            )
-        lines += [f"not measured: {reason}" for reason in sorted(self._probe.degraded)]
-        return lines
+        )
 
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End all processes and let go of everything. Delivered batches stay valid."""
-        if os.getpid() != self._owner_pid or self._is_closed:
+        if os.getpid() != self._owner_pid:
             return
         with self._lock:
             if self._is_closed:
@@ -483,13 +458,15 @@ class _Tally:
 
     def __init__(self) -> None:
         self.batches = 0
+        self.samples = 0
         self.bytes = 0
         self.wait_s = 0.0
         self.workers_bytes = 0
         self.peak_bytes = 0
 
-    def note(self, buffers: list[Any], waited_s: float) -> None:
+    def note(self, buffers: list[Any], waited_s: float, samples: int) -> None:
         self.batches += 1
+        self.samples += samples
         self.bytes += sum(map(len, buffers))
         self.wait_s += waited_s
 
@@ -543,8 +520,10 @@ def _reserve_bytes(budget_bytes: int, probe: Probe) -> int:
 
 
 def _decide_heap_share(budget_bytes: int, workers: int) -> int:
-    """Freed heap that each worker may keep for its next fetch: a sixteenth of the budget for
-    all, within bounds. Less costs page faults anew, more is memory that does nothing.
+    """Freed heap that each worker may keep for its next fetch.
+
+    A sixteenth of the budget for all, within bounds: less costs page faults anew, more is
+    memory that does nothing.
     """
     return min(16 * MIB, max(MIB, budget_bytes // (16 * workers)))
 

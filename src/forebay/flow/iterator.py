@@ -6,6 +6,7 @@ gives. Does not cover: making batches (engine.py).
 
 from __future__ import annotations
 
+import abc
 from typing import Any, final
 
 from forebay import torch_compat
@@ -14,7 +15,7 @@ from forebay.workers.crew import WorkerProcess
 from forebay.workers.streams import RandomState, mix_seed, seed_generators
 
 
-class _QuickNext:
+class _QuickNext(abc.ABC):  # noqa: B024 - a part of iterators, never one itself
     """`__next__` without the profiler's record (15 us) while no profiler runs."""
 
     def __next__(self) -> Any:
@@ -82,18 +83,17 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
         self._main_state: RandomState | None = None
 
     def _next_data(self) -> Any:
-        if self._seeding != "batch":
-            data = super()._next_data()
-        else:
-            data = self._next_seeded()
+        data = (
+            self._next_seeded() if self._seeding == "batch" else super()._next_data()  # type: ignore[no-untyped-call]
+        )
         self._note(data)
         return data
 
     def _next_seeded(self) -> Any:
-        index = self._next_index()  # the sampler draws from main's generators
+        index = self._next_index()  # type: ignore[no-untyped-call] # the sampler draws from main's generators
         main = RandomState.take()
         try:
-            seed_generators(mix_seed(self._base_seed, 0, self._num_yielded), 0)
+            seed_generators(mix_seed(int(self._base_seed), 0, self._num_yielded), 0)
             data = self._dataset_fetcher.fetch(index)
         finally:
             main.put()

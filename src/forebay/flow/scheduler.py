@@ -98,6 +98,8 @@ class Scheduler:
         self._pending: deque[Ticket] = deque()
         self._flights: dict[int, Flight] = {}
         self._landed: dict[int, Landed] = {}
+        self._samples: dict[int, int] = {}  # of each landed batch
+        self.last_samples = 0  # of the batch handed over last
         self._arrived: deque[int] = deque()  # serials in order of landing, for in_order=False
         self._head = 0
         self._lost: BaseException | None = None
@@ -144,6 +146,7 @@ class Scheduler:
         for landed in self._landed.values():
             self.admission.drop_landed(landed)
         self._landed.clear()
+        self._samples.clear()
         self._arrived.clear()
         for ticket in self._pending:
             if ticket.stream < 0:
@@ -233,7 +236,7 @@ class Scheduler:
         return None
 
     def _pick_worker(self) -> WorkerProcess | None:
-        """For tickets bound to no stream: in turn, and nobody more than its share (torch's rule)."""
+        """For tickets bound to no stream: in turn, nobody more than its share (torch's rule)."""
         live = [
             worker
             for worker in self.crew.workers
@@ -388,6 +391,7 @@ class Scheduler:
             self.admission.drop_landed(landed)
             return
         self._landed[serial] = landed
+        self._samples[serial] = _count_samples(flight.ticket.indices)
         self._arrived.append(serial)
 
     def _drop_drafts(self, flight: Flight) -> None:
@@ -474,6 +478,7 @@ class Scheduler:
             if serial is None:
                 return self._conclude()
             landed = self._landed.pop(serial)
+            self.last_samples = self._samples.pop(serial)
             if self.settings.in_order:
                 self._head = serial + 1
             else:
@@ -579,6 +584,16 @@ class Scheduler:
         ]
 
     @property
+    def is_short(self) -> bool:
+        """Whether memory is what holds the next fetch back."""
+        return self._is_short
+
+    @property
     def is_blocked(self) -> bool:
         """Whether something waits for memory that may come free at any moment."""
         return self._is_blocked
+
+
+def _count_samples(indices: Any) -> int:
+    """How many samples a ticket asks for: a list of indices, or one alone."""
+    return len(indices) if isinstance(indices, (list, tuple)) else 1

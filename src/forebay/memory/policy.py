@@ -61,7 +61,11 @@ class Window:
         self.least = 1
         self.most = max(1, most)
         self.width = max(1, min(start, self.most))
-        self._begin_round()
+        self._seen = 0
+        self._waits = 0
+        self._interval_s = 0.0
+        self._idle_s = 0.0
+        self._least_ready = self.most
 
     def note(self, delivery: Delivery) -> None:
         """Adapt to one delivery; at most one step a round."""

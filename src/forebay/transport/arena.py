@@ -15,9 +15,11 @@ the scheduler calls it under its own lock.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import mmap
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -58,7 +60,7 @@ class _Ranges:
         self._lengths: list[int] = []
         self.total_bytes = 0
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(list(zip(self._offsets, self._lengths, strict=True)))
 
     def add(self, offset: int, length: int) -> None:
@@ -236,10 +238,8 @@ class Arena:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        try:
+        with contextlib.suppress(BufferError):  # views are alive: it goes when the last one does
             self.mapping.close()
-        except BufferError:
-            pass  # views are alive: the mapping goes when the last one does
 
     def _lend(self, offset: int, capacity: int, *, was_cold: bool) -> Block:
         self._generation += 1

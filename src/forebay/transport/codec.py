@@ -79,7 +79,7 @@ def decode(head: bytes, buffers: Sequence[object]) -> Any:
     if recipe is not None:
         return recipe.rebuild(buffers)
     batch = _decode_anything(head, buffers)
-    if recipe is None and head not in _recipes and len(head) <= _RECIPE_HEAD_BYTES:
+    if head not in _recipes and len(head) <= _RECIPE_HEAD_BYTES:
         if len(_recipes) >= _MOST_RECIPES:
             _recipes.clear()
         _recipes[head] = derive_recipe(batch, buffers)
@@ -94,7 +94,7 @@ def _decode_anything(head: bytes, buffers: Sequence[object]) -> Any:
         for number, cut_bytes in cuts:
             given[number] = _Cut(given[number], cut_bytes)
     body = memoryview(head)[start:]
-    return pickle.loads(body, buffers=given)  # type: ignore[arg-type]
+    return pickle.loads(body, buffers=given)
 
 
 # A batch is a function of its head and its buffers. Equal heads come batch after batch, so
@@ -153,7 +153,7 @@ class _Storage:
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         self.number = len(self._buffers)  # the pickler takes this buffer next
-        return _rebuild_storage, (pickle.PickleBuffer(self.flat),)
+        return _rebuild_storage, (_make_buffer(self.flat),)
 
 
 @final
@@ -231,7 +231,7 @@ class _Pickler(pickle.Pickler):
         storage = self._find_storage(tensor.untyped_storage())
         item_bytes = tensor.element_size()
         start = tensor.storage_offset() * item_bytes
-        storage.reach(start, start + _span_bytes(size, stride, item_bytes))
+        storage.reach(int(start), int(start + _span_bytes(size, stride, item_bytes)))
         return storage, tensor.dtype, size, stride, tensor.storage_offset()
 
     def _find_storage(self, storage: torch.UntypedStorage) -> _Storage:
@@ -250,6 +250,10 @@ class _Pickler(pickle.Pickler):
         return torch_compat.rebuild_typed_storage, (known, storage.dtype)
 
 
+def _make_buffer(array: np.ndarray[Any, Any]) -> pickle.PickleBuffer:
+    return pickle.PickleBuffer(array)  # type: ignore[arg-type] # NumPy's types lack the protocol
+
+
 def _span_bytes(size: Sequence[int], stride: Sequence[int], item_bytes: int) -> int:
     """Bytes from a view's first element to the end of its last."""
     if 0 in size:
@@ -259,7 +263,7 @@ def _span_bytes(size: Sequence[int], stride: Sequence[int], item_bytes: int) -> 
 
 def _flat_bytes(storage: torch.UntypedStorage) -> np.ndarray[Any, Any]:
     flat = torch.empty(0, dtype=torch.uint8)
-    return flat.set_(storage).numpy()  # type: ignore[call-overload,no-any-return]
+    return flat.set_(storage).numpy()
 
 
 # -- the other way: rebuilt in main, found by name from the pickle ------------------------
@@ -321,8 +325,8 @@ def _take_odd_apart(tensor: torch.Tensor) -> tuple[object, ...]:
         return "nested", torch_compat.nested_parts(tensor), None, None
     size = tuple(tensor.size())
     if tensor.layout is torch.sparse_coo:
-        parts = (tensor._indices(), tensor._values())  # noqa: SLF001 - works uncoalesced too
-        return "coo", parts, size, tensor.is_coalesced()
+        indices = (tensor._indices(), tensor._values())  # noqa: SLF001 - uncoalesced too
+        return "coo", indices, size, tensor.is_coalesced()
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
         parts = (tensor.crow_indices(), tensor.col_indices(), tensor.values())
     elif tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
@@ -347,12 +351,14 @@ def _rebuild_odd(
         tensor = torch_compat.rebuild_nested(parts)
     elif kind == "coo":
         # Taken from a valid tensor: nothing to check, and nothing to warn of the checks about.
+        indices, values = parts
         tensor = torch.sparse_coo_tensor(
-            *parts, size=shape, is_coalesced=detail, check_invariants=False
+            indices, values, size=shape, is_coalesced=detail, check_invariants=False
         )
     else:
+        outer, inner, values = parts
         tensor = torch.sparse_compressed_tensor(
-            *parts, size=shape, layout=detail, check_invariants=False
+            outer, inner, values, size=shape, layout=detail, check_invariants=False
         )
     return _dress(tensor, is_parameter, requires_grad)
 
@@ -368,17 +374,16 @@ def _take_quantized_apart(tensor: torch.Tensor) -> tuple[object, ...]:
         how = (*how, tensor.q_per_channel_axis())
     else:
         how = (tensor.q_scale(), tensor.q_zero_point())
-    return tensor.int_repr(), tensor.dtype, how
+    return tensor.int_repr(), how
 
 
 def _rebuild_quantized(
     ints: torch.Tensor,
-    dtype: torch.dtype,
     how: tuple[Any, ...],
     is_parameter: bool,
     requires_grad: bool,
 ) -> torch.Tensor:
-    return _dress(torch_compat.rebuild_quantized(ints, dtype, how), is_parameter, requires_grad)
+    return _dress(torch_compat.rebuild_quantized(ints, how), is_parameter, requires_grad)
 
 
 # -- arrays ------------------------------------------------------------------------------
@@ -410,7 +415,7 @@ class _Flat:
         self._array = array
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return _return_buffer, (pickle.PickleBuffer(np.asarray(self)),)
+        return _return_buffer, (_make_buffer(np.asarray(self)),)
 
     @property
     def __array_interface__(self) -> dict[str, object]:

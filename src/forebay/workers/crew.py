@@ -74,8 +74,11 @@ class WorkerProcess:
     def pid(self) -> int | None:
         """Its process id; waits until the zygote has said it."""
         if self.known_pid is None:
-            self._crew.wait_for(lambda: self.known_pid is not None or self.has_ended, _HATCH_S)
+            self._crew.wait_for(self._has_pid, _HATCH_S)
         return self.known_pid
+
+    def _has_pid(self) -> bool:
+        return self.known_pid is not None or self.has_ended
 
     def is_alive(self) -> bool:
         """Whether it still runs."""

@@ -1,0 +1,120 @@
+"""The words of `explain()`: where every byte is, why it runs as it runs, what to change.
+
+Covers: turning a situation into sentences. Does not cover: taking stock (engine.py). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from forebay.events import LoaderStats
+from forebay.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What there is to say of one iterator.
+
+    Attributes:
+        stats: The counters.
+        limit_source: Where the budget comes from; empty when it was given in bytes.
+        num_streams, tokens, start_method: How batches are made.
+        plan_reason: Why there are fewer workers or fetches than asked for, or empty.
+        found_unpickling: What kept workers from sharing the unpickled dataset.
+        lent_bytes, copied_bytes, lost_bytes: Views, heap copies, and blocks given up to forks.
+        batch_bytes, making_bytes: A usual batch, and what making it takes beside.
+        width, most: The window, in batches.
+        evictions: Ready batches that went to disk.
+        is_short: Whether memory is what holds the next fetch back.
+        unmeasured: Readings that this system does not give.
+    """
+
+    stats: LoaderStats
+    limit_source: str
+    num_streams: int
+    tokens: int
+    start_method: str
+    plan_reason: str
+    found_unpickling: tuple[str, ...]
+    lent_bytes: int
+    copied_bytes: int
+    lost_bytes: int
+    batch_bytes: int
+    making_bytes: int
+    width: int
+    most: int
+    evictions: int
+    is_short: bool
+    unmeasured: tuple[str, ...]
+
+
+def explain(now: Situation) -> list[str]:
+    """One sentence a line."""
+    return [*_say_bytes(now), *_say_flow(now), *_say_oddities(now)]
+
+
+def _say_bytes(now: Situation) -> Iterator[str]:
+    stats = now.stats
+    source = f" ({now.limit_source})" if now.limit_source else ""
+    yield (
+        f"budget {format_bytes(stats.budget_bytes)}{source}; footprint "
+        f"{format_bytes(stats.footprint_bytes)}, peak {format_bytes(stats.peak_footprint_bytes)}"
+    )
+    yield (
+        f"  workers and their template: {format_bytes(stats.workers_private_bytes)} "
+        f"({stats.workers} worker(s) for {now.num_streams} stream(s), {now.tokens} fetch(es) at "
+        f"once, start method {now.start_method})"
+    )
+    yield (
+        f"  arena: {format_bytes(stats.arena_bytes)} resident, of it "
+        f"{format_bytes(stats.in_flight_bytes)} in flight or waiting, "
+        f"{format_bytes(now.lent_bytes)} lent to the consumer"
+    )
+
+
+def _say_flow(now: Situation) -> Iterator[str]:
+    stats = now.stats
+    yield (
+        f"window: {now.width} batch(es) of about {format_bytes(now.batch_bytes)}, at most "
+        f"{now.most}; it widens only while the consumer waits and a worker idles"
+    )
+    yield (f"making a batch takes {format_bytes(now.making_bytes)} beside its result at its peak")
+    yield (
+        f"delivered {stats.batches:,} batch(es), {format_bytes(stats.delivered_bytes)}; the "
+        f"consumer waited {stats.consumer_wait_s:.1f} s"
+    )
+    if now.is_short:
+        more = now.batch_bytes + now.making_bytes
+        yield (
+            "memory holds the next fetch back: "
+            f"{format_bytes(more)} more budget would let another run"
+        )
+
+
+def _say_oddities(now: Situation) -> Iterator[str]:
+    if now.plan_reason:
+        yield now.plan_reason
+    if now.found_unpickling:
+        yield (
+            "each worker unpickled the dataset for itself, since unpickling made what forked "
+            f"workers would share: {'; '.join(now.found_unpickling)}. Open files and start "
+            "threads at first use, and the dataset is held once for all workers"
+        )
+    if now.evictions:
+        yield (
+            f"{now.evictions} ready batch(es) went to disk and back, so that the next one always "
+            "had room: raise the budget, or lower batch_size"
+        )
+    if now.copied_bytes:
+        yield (
+            f"the consumer keeps {format_bytes(now.copied_bytes)} of batches that were copied to "
+            "the heap of this process: clone the parts that you need"
+        )
+    if now.lost_bytes:
+        yield (
+            f"{format_bytes(now.lost_bytes)} are never used again: the training code forked while "
+            "batches were in its hands, and the child may still read them"
+        )
+    for reason in now.unmeasured:
+        yield f"not measured: {reason}"
