@@ -46,6 +46,7 @@ __all__ = [
     "WorkerException",
     "accepts_keyword",
     "collate_privately",
+    "count_owners",
     "draws_nothing_shared",
     "generate_numpy_state",
     "has_collate_extensions",
@@ -277,6 +278,11 @@ def identify_storage(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def count_owners(tensor: torch.Tensor) -> int:
+    """How many tensors and storages refer to the memory of `tensor`."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
 def untype_storage(storage: Any) -> torch.UntypedStorage:
     """The untyped storage within, without the deprecation warning."""
     if isinstance(storage, torch.UntypedStorage):
@@ -308,6 +314,7 @@ def _iterate_names() -> Iterator[tuple[object, str]]:
     yield _utils.collate, "default_collate_fn_map"
     yield _utils.signal_handling, "_set_worker_signal_handlers"
     yield torch.autograd, "_profiler_enabled"
+    yield torch._C, "_storage_Use_Count"
     yield torch, "_nested_view_from_buffer_copy"
     yield torch, "_make_per_tensor_quantized_tensor"
     yield torch, "_make_per_channel_quantized_tensor"

@@ -16,6 +16,7 @@ samples back as a list (`unwrite`), for torch's collate and torch's errors.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
@@ -65,9 +66,11 @@ class Field:
         offset: Of its rows within the batch's bytes.
         row_bytes: Of one row.
         rows: The rows, once opened; shape (length of the batch, *shape of the sample).
+        kept: Set when the dataset holds the memory of its samples, and may yet write to it:
+            then they are kept, which costs nothing, and stacked last, as torch does.
     """
 
-    __slots__ = ("dtype", "is_array", "offset", "row_bytes", "rows", "shape")
+    __slots__ = ("dtype", "is_array", "kept", "offset", "row_bytes", "rows", "shape")
 
     def __init__(self, first: Any, used: int, length: int) -> None:
         self.is_array = isinstance(first, np.ndarray)
@@ -78,6 +81,14 @@ class Field:
         self.row_bytes = self.shape.numel() * dtype.itemsize
         self.offset = next_start(used, self.row_bytes * length)
         self.rows: torch.Tensor | None = None
+        self.kept: list[Any] | None = None
+
+    def put(self, start: int, column: list[Any]) -> bool:
+        """Take rows from `start` on; False if they are of another shape or kind."""
+        if self.kept is None:
+            return self.write(start, column)
+        self.kept.extend(column)
+        return True
 
     def write(self, start: int, column: list[Any]) -> bool:
         """Write rows from `start` on; False if they are of another shape or kind."""
@@ -131,6 +142,33 @@ class Rows:
         self.size_bytes = used
         self.sample_bytes = sum(field.row_bytes for field in self.fields)
 
+    def keep_held(self, first: Any, usual: tuple[int, ...]) -> None:
+        """Keep the samples of fields whose memory somebody else holds.
+
+        Args:
+            first: The first sample.
+            usual: What `count_holders` says of a sample that nobody else holds.
+        """
+        held = count_holders(self._skeleton, first)
+        for field, now, alone in zip(self.fields, held, usual, strict=True):
+            if now > alone:
+                field.kept = []
+
+    def make_fresh(self) -> Any:
+        """A sample like the first that nobody holds: what `count_holders` is compared with."""
+        fields = [_make_empty(field) for field in self.fields]
+        scalars = [0] * len(self._scalars)
+        return _rebuild(self._skeleton, iter(fields), iter(scalars), batch=False)
+
+    def count_usual(self, fresh: Any) -> tuple[int, ...]:
+        """The holders of a fresh sample, which came the way that samples come."""
+        return count_holders(self._skeleton, fresh)
+
+    @property
+    def kind(self) -> Any:
+        """Equal for batches of samples of equal containers and fields."""
+        return _freeze(self._skeleton), tuple((f.dtype, f.shape, f.is_array) for f in self.fields)
+
     @property
     def gather_count(self) -> int:
         """How many samples to gather before they are written."""
@@ -157,7 +195,7 @@ class Rows:
             return False
         try:
             written = all(
-                target.write(self._count, column)
+                target.put(self._count, column)
                 for target, column in zip(self._targets, columns, strict=True)
                 if type(target) is Field
             )
@@ -170,6 +208,15 @@ class Rows:
                 target.extend(column)
         self._count += len(samples)
         return True
+
+    def write_kept(self) -> bool:
+        """Stack what was kept; False if any is unlike the first."""
+        try:
+            return all(
+                field.write(0, field.kept) for field in self.fields if field.kept is not None
+            )
+        except Exception:  # as in `put`
+            return False
 
     def finish(self) -> Any:
         """The batch, as torch's `default_collate` gives it."""
@@ -192,6 +239,9 @@ class Rows:
     def _sample(self, k: int) -> Any:
         tensors = []
         for field in self.fields:
+            if field.kept is not None:
+                tensors.append(field.kept[k])
+                continue
             row = field.first(self._count)[k].clone()
             tensors.append(row.numpy() if field.is_array else row)
         values = [column[k] for column in self._scalars]
@@ -212,6 +262,46 @@ def plan_rows(sample: Any, length: int) -> Rows | None:
         return None
     rows = Rows(skeleton, leaves, length)
     return rows if rows.sample_bytes else None
+
+
+def count_holders(skeleton: Any, sample: Any) -> tuple[int, ...]:
+    """For each field, how many references lead to its memory.
+
+    References to the tensor or array, to its storage, and to the containers around it. Only
+    differences mean anything: those of a fresh sample that came the same way are the usual.
+    """
+    counts: list[int] = []
+    _count_holders(skeleton, sample, 0, counts)
+    return tuple(counts)
+
+
+def _count_holders(skeleton: Any, value: Any, above: int, counts: list[int]) -> None:
+    if skeleton is _SCALAR:
+        return
+    here = above + sys.getrefcount(value)
+    if skeleton is _FIELD:
+        is_array = isinstance(value, np.ndarray)
+        owners = _count_array_owners(value) if is_array else torch_compat.count_owners(value)
+        counts.append(here + owners)
+        return
+    if type(skeleton) is dict:
+        for key, part in skeleton.items():
+            _count_holders(part, value[key], here, counts)
+        return
+    for k, part in enumerate(skeleton.items if type(skeleton) is _Named else skeleton):
+        _count_holders(part, value[k], here, counts)
+
+
+def _count_array_owners(array: np.ndarray[Any, Any]) -> int:
+    base = array.base
+    if base is None or type(base) is bytes:
+        return 0  # its own memory, or one that nobody can write to
+    return sys.getrefcount(base)
+
+
+def _make_empty(field: Field) -> Any:
+    tensor = torch.empty(field.shape, dtype=field.dtype)
+    return np.empty(tuple(field.shape), tensor.numpy().dtype) if field.is_array else tensor
 
 
 # -- leaves -----------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class _Worker:
         self._meter = PeakMeter()
         self._keep_bytes = 16 * MIB
         self._floor_bytes: int | None = None
+        self._usual_holders: dict[Any, tuple[int, ...]] = {}  # kind of rows -> `count_holders`
         self._heads: dict[Any, bytes] = {}  # outline of a batch -> its pickled structure
 
     def serve(self) -> None:
@@ -129,14 +130,18 @@ class _Worker:
     def _run(self, task: Task) -> None:
         if task.is_metered:
             self._meter.start()
+        stopped: StopIteration | None = None
+        answer: Done | Failed | StreamEnd
         try:
             answer = self._make(task)
         except (_NoRoom, _Dismissed):
             return
         except _StoppedInDataset as stop:
-            answer = Failed(task.serial, _wrap_stopped(stop.args[0], task.stream))
+            stopped = stop.args[0]
         except Exception:
             answer = Failed(task.serial, _wrap_error(task.stream))
+        if stopped is not None:
+            answer = Failed(task.serial, _wrap_stopped(stopped, task.stream))
         if task.is_metered and isinstance(answer, Done):
             making = self._meter.stop()
             answer = answer._replace(made=Made(making.peak_bytes, making.private_bytes))
@@ -191,6 +196,9 @@ class _Worker:
                 raise
             return self._pack(task, torch_compat.collate_privately([]), space)
         rows = plan_rows(first, len(task.indices))
+        if rows is not None and not self._is_iterable:
+            # An iterable's own loop variable holds its sample too: there nothing can be told.
+            rows.keep_held(first, self._count_usual_holders(rows))
         # From here on nothing but the chain holds the first sample: it goes with its row.
         samples = itertools.chain((first,), samples)
         del first
@@ -225,7 +233,18 @@ class _Worker:
                 return self._pack(task, torch_compat.collate_privately(listed), space)
             gathered.clear()  # before the next is made, not after
         self._refuse_short(task, count)
+        if not rows.write_kept():
+            return self._pack(task, torch_compat.collate_privately(rows.unwrite()), space)
         return self._ship(task, self._encode_rows(rows, rows.outline), space)
+
+    def _count_usual_holders(self, rows: Rows) -> tuple[int, ...]:
+        usual = self._usual_holders.get(rows.kind)
+        if usual is None:
+            if len(self._usual_holders) > _MOST_HEADS:
+                self._usual_holders.clear()
+            fresh = next(_iterate_map(_FreshSamples(rows), (0,)))
+            usual = self._usual_holders[rows.kind] = rows.count_usual(fresh)
+        return usual
 
     def _encode_rows(self, rows: Rows, outline: Any) -> Encoded:
         """The batch taken apart. Equal outlines have equal heads: pickled once, then known."""
@@ -294,6 +313,17 @@ class _Worker:
         if not room.capacity_bytes:
             raise _NoRoom
         return Space(self._mapping, room.offset, room.capacity_bytes)
+
+
+@final
+class _FreshSamples:
+    """A dataset whose samples nobody else holds."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __getitem__(self, index: int) -> Any:
+        return self._rows.make_fresh()
 
 
 def _allocate(size_bytes: int) -> torch.Tensor:
