@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import os
+import resource
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 import forebay
-from tests.faults.datasets import Numbered, note, wait_until
+from tests.faults.datasets import Numbered, count_lines, note, wait_until
 
 SLEEP_S = 60.0
 
@@ -128,6 +129,102 @@ def interrupted_at_start(place: str, method: str) -> None:
         next(iterator)
     except KeyboardInterrupt:
         say("interrupted")
+
+
+# -- scarcity -------------------------------------------------------------------------------------
+
+
+def limited(place: str, limit: str, above_now: int, **options: Any) -> None:
+    """An epoch under a resource limit a little above what is used now; every batch is kept."""
+    number = getattr(resource, f"RLIMIT_{limit}")
+    now = len(os.listdir("/proc/self/fd")) if limit == "NOFILE" else read_address_space()
+    resource.setrlimit(number, (now + above_now, now + above_now))
+    dataset = Numbered(options.pop("length"), options.pop("sample_bytes"))
+    keeps = options.pop("keeps", False)
+    kept: list[Any] = []
+    try:
+        for batch in make_loader(dataset, **options):
+            check_whole(batch, 2 * len(kept))
+            kept.append(batch if keeps else None)
+    except (forebay.ForebayError, OSError) as error:
+        say(f"{type(error).__name__}: {error}")
+        kept.clear()
+        return
+    for number, batch in enumerate(kept):
+        if keeps:
+            check_whole(batch, 2 * number)
+    say(f"{len(kept)} batches")
+
+
+def read_address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def check_whole(batch: torch.Tensor, first: int) -> None:
+    for offset, row in enumerate(batch):
+        assert bool((row == (first + offset) % 256).all())
+
+
+def within_default(samples: list[Any]) -> Any:
+    """A collate function of the user's that leaves the work to torch's."""
+    return torch.utils.data.default_collate(samples)
+
+
+def as_they_are(samples: list[Any]) -> Any:
+    return samples
+
+
+COLLATES = {"default": None, "within_default": within_default, "as_they_are": as_they_are}
+
+
+def small_shared_memory(place: str, collates: list[str]) -> None:
+    """Samples of 32 MiB where /dev/shm has 64 MiB."""
+    free = os.statvfs("/dev/shm")
+    say(f"{free.f_bavail * free.f_frsize // 2**20} MiB free")
+    for name in collates:
+        collate = COLLATES[name]
+        loader = make_loader(Numbered(6, 32 * 2**20), collate_fn=collate, memory_budget="500MiB")
+        for number, batch in enumerate(loader):
+            check_whole(batch, 2 * number)
+            del batch
+        say(f"{number + 1} batches by {name}")
+
+
+class LateAndLarge(Numbered):
+    """Batch 6 is large, and made when the two after it are there; so it finds no room."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(12)
+        self.place = place
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 6:
+            made = self.place / "made"
+            wait_until(lambda: count_lines(made) == 2, "the next two batches are made")
+            time.sleep(0.3)  # they are on their way
+        elif index in {7, 8}:
+            note(self.place / "made", index)
+        return torch.full((60 * 2**20 if index == 6 else 12 * 2**20,), index, dtype=torch.uint8)
+
+
+def evicting(place: str) -> None:
+    """Ready batches must make room for the next one."""
+    loader = make_loader(
+        LateAndLarge(Path(place)), batch_size=1, num_workers=3, memory_budget="120MiB"
+    )
+    given = []
+    iterator = iter(loader)
+    for _ in range(12):
+        try:
+            batch = next(iterator)
+        except forebay.ForebayError as error:
+            given.append(type(error).__name__)
+            continue
+        assert bool((batch == batch[0, 0]).all())
+        given.append(str(int(batch[0, 0])))
+        del batch
+    evicted = "went to disk and back" in loader.explain()
+    say(f"{' '.join(given)}; {'evicted' if evicted else 'none evicted'}")
 
 
 # -- the interpreter exits -----------------------------------------------------------------------

@@ -26,6 +26,8 @@ GONE_WITHIN_S = 5.0
 PATIENCE_S = 60.0
 ROOT = Path(__file__).parents[2]
 WORD = "FOREBAY_SCENE"
+QUIETLY = ("-W", "ignore:This DataLoader will create:UserWarning")
+"""More workers than processors is the normal case on a test machine."""
 
 
 @final
@@ -48,10 +50,11 @@ class Scene:
         self.temporary.mkdir(exist_ok=True)
         self._shared_before = set(os.listdir("/dev/shm"))
         facts = {"place": str(place), **facts}
+        told = json.dumps(facts)
         source = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
         given = {WORD: self.word, "TMPDIR": str(self.temporary)}
         self._process = subprocess.Popen(
-            [*before, sys.executable, "-m", "tests.faults.scenes", name, json.dumps(facts)],
+            [*before, sys.executable, *QUIETLY, "-m", "tests.faults.scenes", name, told],
             cwd=ROOT,
             env=os.environ | given | {"PYTHONPATH": os.pathsep.join(source)},
             stdout=subprocess.PIPE,

@@ -140,13 +140,16 @@ class Channel:
         """Close this end; harmless when it is closed."""
         self._sock.close()
         for fd in self._fds:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
         self._fds.clear()
 
     def _read(self) -> bytes:
         if self._is_control:
-            data, fds, _, _ = socket.recv_fds(self._sock, _READ_BYTES, _MAX_FDS)
-            self._fds += fds
+            data, fds, flags, _ = socket.recv_fds(self._sock, _READ_BYTES, _MAX_FDS)
+            # A read ends after a message with descriptors. One that was dropped keeps its place,
+            # or a later one would be taken for it.
+            self._fds += fds or ([-1] if flags & socket.MSG_CTRUNC else [])
             return data
         return self._sock.recv(_READ_BYTES)
 

@@ -364,7 +364,7 @@ class Crew:
         elif isinstance(message, Spoiled):
             self.fault = _unwrap(message.error)
         elif isinstance(message, Unable):
-            self.fault = WorkersUnavailable.about(
+            self.fault = self.fault or WorkersUnavailable.about(
                 f"could not fork worker {message.worker} ({message.why})"
             )
             self.workers[message.worker].ended(None)

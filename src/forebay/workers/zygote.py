@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import mmap
 import multiprocessing
@@ -356,6 +357,9 @@ class _Zygote:
             self._is_over = True
 
     def _start(self, order: Start, fd: int) -> None:
+        if fd < 0:
+            self._channel.send(Unable(order.worker, os.strerror(errno.EMFILE)))
+            return
         sock = socket.socket(fileno=fd)
         try:
             process = self._context.Process(
