@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import linecache
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -279,8 +280,23 @@ def identify_storage(storage: torch.UntypedStorage) -> int:
 
 
 def count_owners(tensor: torch.Tensor) -> int:
-    """How many tensors and storages refer to the memory of `tensor`."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+    """How many others refer to the memory of `tensor`, beside a usual number.
+
+    A view holds the tensor that it was taken from. That one does not count if nobody but its
+    views holds it: a transposed image is as much alone as the image was.
+    """
+    uses = int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+    if tensor._is_view():
+        uses += sys.getrefcount(tensor._base) - _REFERENCES_OF_LONE_BASE - 1
+    return uses
+
+
+def _count_references_of_lone_base() -> int:
+    view = torch.zeros(2)[1:]
+    return sys.getrefcount(view._base)
+
+
+_REFERENCES_OF_LONE_BASE = _count_references_of_lone_base()
 
 
 def untype_storage(storage: Any) -> torch.UntypedStorage:

@@ -100,9 +100,16 @@ class Admission:
         self.in_flight_bytes += ready.block.capacity_bytes - before
         return ready
 
-    def note_costs(self, done: Done) -> None:
-        """Learn from a finished batch."""
-        if done.made is not None:
+    def note_costs(self, done: Done, given_back: int) -> None:
+        """Learn from a finished batch.
+
+        Args:
+            done: What its worker said.
+            given_back: The arena's count when the fetch was handed out. If pages went back
+                meanwhile, they left the worker's resident memory while others came, and the
+                kernel's high-water mark, which counts all kinds, says nothing of making.
+        """
+        if done.made is not None and given_back == self.arena.times_given_back:
             self.makings.add(done.made.peak_bytes)
         self.sizes.add(done.used_bytes)
         self.totals.add(done.used_bytes or sum(map(len, done.inline)))

@@ -47,7 +47,7 @@ class Settings:
 class Flight:
     """A ticket that a worker has."""
 
-    __slots__ = ("draft", "need_bytes", "spare", "started_s", "ticket", "worker")
+    __slots__ = ("draft", "given_back", "need_bytes", "spare", "started_s", "ticket", "worker")
 
     def __init__(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
         self.started_s = 0.0  # when it was handed to an idle worker; 0 behind another
@@ -55,6 +55,7 @@ class Flight:
         self.worker = worker
         self.draft = draft
         self.spare: Draft | None = None  # the first draft, when a larger one replaced it
+        self.given_back = 0  # the arena's count when it was handed out
         self.need_bytes = 0  # above 0: the worker waits for so much
 
 

@@ -302,6 +302,7 @@ class Scheduler:
     def _note_flight(self, flight: Flight) -> None:
         if not self._loads[flight.worker.number].flights:
             flight.started_s = time.monotonic()
+        flight.given_back = self.admission.arena.times_given_back
         self._flights[flight.ticket.serial] = flight
         self._loads[flight.worker.number].flights.append(flight.ticket.serial)
 
@@ -374,7 +375,7 @@ class Scheduler:
 
     def _seal(self, flight: Flight, done: Done) -> Landed:
         """H: from draft to ready; what was learned from it."""
-        self.admission.note_costs(done)
+        self.admission.note_costs(done, flight.given_back)
         if flight.started_s:
             took_s = time.monotonic() - flight.started_s
             self._fetch_s += _SMOOTHING * (took_s - self._fetch_s) if self._fetch_s else took_s

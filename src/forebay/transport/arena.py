@@ -130,6 +130,8 @@ class Arena:
         self._generation = 0
         self.touched_bytes = 0
         """Upper bound of the arena's resident bytes: live blocks and warm ranges."""
+        self.times_given_back = 0
+        """How often pages went back: they vanish from workers' resident memory too."""
 
     @property
     def free_warm_bytes(self) -> int:
@@ -228,6 +230,7 @@ class Arena:
                 self._warm.add(offset, over)
                 offset, length = offset + over, length - over
             self.mapping.madvise(_MADV_REMOVE, offset, length)
+            self.times_given_back += 1
             self._cold.add(offset, length)
             self.touched_bytes -= length
             given += length

@@ -293,10 +293,19 @@ def _count_holders(skeleton: Any, value: Any, above: int, counts: list[int]) -> 
 
 
 def _count_array_owners(array: np.ndarray[Any, Any]) -> int:
-    base = array.base
-    if base is None or type(base) is bytes:
+    base: object = array.base
+    if base is None or isinstance(base, bytes):
         return 0  # its own memory, or one that nobody can write to
+    return sys.getrefcount(base) - _REFERENCES_OF_LONE_BASE
+
+
+def _count_references_of_lone_base() -> int:
+    view = np.zeros(2)[1:]
+    base: object = view.base
     return sys.getrefcount(base)
+
+
+_REFERENCES_OF_LONE_BASE = _count_references_of_lone_base()
 
 
 def _make_empty(field: Field) -> Any:

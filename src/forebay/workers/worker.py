@@ -242,7 +242,9 @@ class _Worker:
         if usual is None:
             if len(self._usual_holders) > _MOST_HEADS:
                 self._usual_holders.clear()
-            fresh = next(_iterate_map(_FreshSamples(rows), (0,)))
+            # The generator lives on, as it does for real samples: it holds its last one too.
+            samples = _iterate_map(_FreshSamples(rows), (0,))
+            fresh = next(samples)
             usual = self._usual_holders[rows.kind] = rows.count_usual(fresh)
         return usual
 
