@@ -1,0 +1,108 @@
+"""Parts of a draft lie side by side, aligned, and what lies there already is not copied."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.transport.lease import SMALL_BYTES
+from forebay.units import KIB, PAGE_BYTES
+from forebay.workers.space import Mapping, Space, estimate_size
+
+OFFSET = 4 * PAGE_BYTES
+CAPACITY = 64 * PAGE_BYTES
+LENGTHS = st.lists(st.integers(0, 3 * SMALL_BYTES), max_size=8)
+
+
+@pytest.fixture
+def memory() -> Iterator[mmap.mmap]:
+    with mmap.mmap(-1, OFFSET + CAPACITY + PAGE_BYTES) as mapping:
+        yield mapping
+
+
+def space_in(memory: mmap.mmap, capacity_bytes: int = CAPACITY) -> Space:
+    return Space(Mapping(memory), OFFSET, capacity_bytes)
+
+
+@given(LENGTHS)
+@settings(deadline=None)
+def test_parts_are_aligned_do_not_overlap_and_stay_inside(lengths: list[int]) -> None:
+    with mmap.mmap(-1, OFFSET + CAPACITY) as memory:
+        mapping = Mapping(memory)
+        space = Space(mapping, OFFSET, CAPACITY)
+        end = OFFSET
+        for length in lengths:
+            part = space.take(length) if length else None
+            if part is None:
+                assert not length or estimate_size([space.used_bytes, length]) > CAPACITY
+                continue
+            at = part.data_ptr() - mapping.address
+            assert at % (PAGE_BYTES if length > SMALL_BYTES else 64) == 0
+            assert end <= at
+            assert at + length == OFFSET + space.used_bytes <= OFFSET + CAPACITY
+            end = at + length
+            del part
+        del space, mapping
+
+
+@given(LENGTHS)
+def test_the_estimate_is_what_the_parts_take(lengths: list[int]) -> None:
+    with mmap.mmap(-1, 2 * 1024 * KIB) as memory:
+        space = Space(Mapping(memory), 0, estimate_size(lengths))
+        for length in lengths:
+            assert space.bring(np.zeros(length, np.uint8)) is not None
+        assert space.used_bytes == estimate_size(lengths)
+
+
+def test_a_buffer_is_copied_in_once(memory: mmap.mmap) -> None:
+    space = space_in(memory)
+    span = space.bring(np.frombuffer(b"forebay" * 10, np.uint8))
+    assert span == (OFFSET, 70)
+    assert memory[OFFSET : OFFSET + 70] == b"forebay" * 10
+
+
+def test_what_was_written_into_the_draft_already_stays_where_it_is(memory: mmap.mmap) -> None:
+    space = space_in(memory)
+    space.take_all(100)
+    part = space.take_all(200).fill_(7)
+    used = space.used_bytes
+    assert space.bring(part[50:150].numpy()) == (OFFSET + 128 + 50, 100)
+    assert space.used_bytes == used
+
+
+def test_what_lies_in_another_draft_is_copied(memory: mmap.mmap) -> None:
+    mapping = Mapping(memory)
+    before = Space(mapping, 0, OFFSET).take_all(100).fill_(5)
+    space = Space(mapping, OFFSET, CAPACITY)
+    assert space.bring(before.numpy()) == (OFFSET, 100)
+    assert memory[OFFSET + 99] == 5
+
+
+def test_a_part_that_does_not_fit_is_refused_and_takes_nothing(memory: mmap.mmap) -> None:
+    space = space_in(memory, PAGE_BYTES)
+    space.take_all(100)
+    assert space.take(PAGE_BYTES) is None
+    assert space.bring(np.zeros(PAGE_BYTES, np.uint8)) is None
+    assert space.used_bytes == 100
+    with pytest.raises(ValueError, match="5000 bytes do not fit into a block of 4096"):
+        space.take_all(5000)
+
+
+def test_empty_buffers_take_nothing(memory: mmap.mmap) -> None:
+    space = space_in(memory)
+    span = space.bring(np.zeros(0, np.uint8))
+    assert span is not None
+    assert span[1] == 0
+    assert space.used_bytes == 0
+
+
+def test_parts_are_writable_as_any_dtype(memory: mmap.mmap) -> None:
+    part = space_in(memory).take_all(40)
+    part.view(torch.float64).copy_(torch.arange(5))
+    assert np.frombuffer(memory[OFFSET : OFFSET + 40]).tolist() == [0, 1, 2, 3, 4]
