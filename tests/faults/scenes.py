@@ -251,6 +251,17 @@ def alive_at_exit(place: str, method: str = "fork", ending: str = "falls off the
         sys.exit(4)
 
 
+def held_by_a_script(place: str) -> None:
+    """A script's own variable, which its functions refer to as well, holds an iterator."""
+    script = (
+        "import forebay\n"
+        "iterator = iter(forebay.DataLoader(range(12), num_workers=2))\n"
+        "def consume(): return int(next(iterator))\n"
+        "print(consume())\n"
+    )
+    os.execv(sys.executable, [sys.executable, "-c", script])
+
+
 def daemon_thread_waits(place: str) -> None:
     """A daemon thread is in `next`, for a sample that takes a minute, when main ends."""
     iterator = iter(make_loader(Sleeping(Path(place))))
