@@ -57,17 +57,24 @@ _END_S = 5.0
 """torch's patience with workers at shutdown (MP_STATUS_CHECK_INTERVAL)."""
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class Sealed:
     """A job pickled once in main, unpickled where it is used."""
 
-    data: bytes
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
 
     def open(self) -> Job:
         """The job; runs the user's `__setstate__`."""
-        job = pickle.loads(self.data)
+        job = pickle.loads(self._data)
         assert isinstance(job, Job)
         return job
+
+    def drop(self) -> None:
+        """Nobody opens it any more: a large dataset's pickle is large too."""
+        self._data = b""
 
 
 @final
@@ -231,6 +238,7 @@ def _fork_nest(
         nest.join()
         return found
     control.close()
+    sealed.drop()
     nest.join()
     return None
 
@@ -269,6 +277,7 @@ def _run_nest(
         channel.send(Spoiled(torch_compat.WorkerException(where="in DataLoader worker process 0")))
         channel.close()
         return
+    sealed.drop()
     gc.collect()
     found = _Belongings.read().new_since(before)
     with os.fdopen(answer, "wb") as file:
