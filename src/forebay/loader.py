@@ -10,6 +10,7 @@ begins with an underscore; torch's `__init__`, `__iter__`, `__len__`, `__setattr
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, final
@@ -19,6 +20,7 @@ import torch.utils.data
 from typing_extensions import Self
 
 from forebay import torch_compat
+from forebay.errors import BudgetWarning
 from forebay.events import LoaderStats
 from forebay.flow.engine import Engine, Legacy, Plan
 from forebay.flow.iterator import InProcessIterator, LoaderIterator
@@ -159,6 +161,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         plan, legacy = self._make_plan(size_bytes, source), Legacy()
         iterator = LoaderIterator(self, plan, self._make_job, context, legacy)
         self._past.note_engine(iterator._engine, legacy)  # noqa: SLF001 - our own iterator
+        self._past.warn_once(iterator._engine.crew_plan.because)  # noqa: SLF001
         return iterator
 
     def _make_plan(self, budget_bytes: int, limit_source: str) -> Plan:
@@ -236,11 +239,22 @@ class _Past:
         self._latest: weakref.ref[Engine] | None = None
         self._legacy = Legacy()
         self._in_process = 0
+        self._has_warned = False
 
     def note_engine(self, engine: Engine, legacy: Legacy) -> None:
         """A new iterator, and where its last words will be."""
         self._engines.add(engine)
         self._latest, self._legacy = weakref.ref(engine), legacy
+
+    def warn_once(self, because: str) -> None:
+        """Say the first time that the budget carries less than was asked for."""
+        if because and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{because}. The batches are the same. Raise memory_budget to have more at once.",
+                BudgetWarning,
+                stacklevel=4,
+            )
 
     def note_batch(self, _batch: object) -> None:
         """A batch made in this process."""
