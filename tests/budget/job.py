@@ -191,7 +191,7 @@ def run(options: argparse.Namespace, report: TextIO) -> dict[str, Any]:
     torch.manual_seed(SEED)
     arguments = workload.loader_arguments(str(Path(options.out) / "starts"))
     if options.loader == "forebay":
-        import forebay  # noqa: F401 - its code is loaded before the level is taken
+        from forebay import DataLoader  # noqa: F401 - its code is loaded before the level is taken
     report.write(json.dumps({"level_s": settle()}) + "\n")
     try:
         loader = make_loader(options.loader, options.budget_mib, arguments)

@@ -37,8 +37,12 @@ class Admission:
         evictions: Ready batches that went to disk.
     """
 
-    def __init__(self, arena: Arena, lender: Lender, ledger: Ledger) -> None:
+    def __init__(
+        self, arena: Arena, lender: Lender, ledger: Ledger, asked_bytes: int | None = None
+    ) -> None:
         self.arena, self.lender, self.ledger = arena, lender, ledger
+        # The budget that the user gave, of which the ledger promises a part; for messages.
+        self._asked_bytes = ledger.budget_bytes if asked_bytes is None else asked_bytes
         self.sizes = SizeHistory()
         self.makings = SizeHistory()
         self.totals = SizeHistory()
@@ -46,7 +50,6 @@ class Admission:
         self.evictions = 0
         self._spill = SpillFile()
         self._held_across_bytes = 0
-        self._is_hoarding = False
 
     # -- C and D: grant, place --------------------------------------------------------------
 
@@ -175,9 +178,7 @@ class Admission:
     def note_arrival(self) -> None:
         """The consumer asks for a batch: what it still holds, it holds across `next()`."""
         self.lender.settle()
-        held = self.lender.lent_bytes
-        self._is_hoarding = held > max(self._held_across_bytes, self._block_bytes())
-        self._held_across_bytes = held
+        self._held_across_bytes = self.lender.lent_bytes
 
     def has_block_beside_consumer(self, width: int) -> bool:
         """Whether one more large block stays within the window and what the consumer keeps.
@@ -199,10 +200,7 @@ class Admission:
         ledger = self.ledger
         room = ledger.budget_bytes - ledger.workers_bytes - ledger.heap_bytes
         room -= self.makings.estimate_next()
-        # The batch before goes when the loop's variable is bound anew, if that is its habit.
-        leaving = 0 if self._is_hoarding else min(block, self._held_across_bytes)
-        lent = self.lender.lent_bytes - leaving + block
-        return lent + max(self._block_bytes(), block) > room
+        return self.lender.lent_bytes + block + max(self._block_bytes(), block) > room
 
     def hand_over(self, ready: Ready) -> None:
         """The batch is the consumer's from here on."""
@@ -212,14 +210,15 @@ class Admission:
         self, number: int, size_bytes: int, batch_size: int | None, *, is_first: bool
     ) -> BaseException:
         """The error for a batch that does not fit beside what the consumer holds."""
-        ledger = self.ledger
+        ledger, asked = self.ledger, self._asked_bytes
         workers = min(ledger.workers_bytes, ledger.workers_least_bytes)
+        beside = workers + self.lender.lent_bytes
+        # Of the budget that is needed, too, only a part is promised.
+        needed = (size_bytes + beside) * asked // max(1, ledger.budget_bytes)
         if is_first and not self.sizes.seen:
-            return BudgetTooSmall.about(ledger.budget_bytes, workers, size_bytes, batch_size)
-        available = ledger.budget_bytes - workers - self.lender.lent_bytes
-        return BatchExceedsBudget.about(
-            number, size_bytes, ledger.budget_bytes, available, batch_size
-        )
+            return BudgetTooSmall.about(asked, needed - size_bytes, size_bytes, batch_size)
+        available = asked - (needed - size_bytes)
+        return BatchExceedsBudget.about(number, size_bytes, asked, available, batch_size)
 
     def close(self) -> None:
         """Nothing is delivered any more."""
