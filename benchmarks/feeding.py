@@ -55,7 +55,7 @@ def measure_feeding(line: str, contestant: str, photos: str | None, batches: int
     slow = line == SLOW
     dataset = PremadeBatches(total * BATCH_SAMPLES) if slow else jpeg_dataset(photos, total)
     if contestant.startswith("forebay"):
-        import forebay  # noqa: F401 - its code is not what feeding costs
+        from forebay import DataLoader  # noqa: F401 - its code is not what feeding costs
     gc.collect()
     time.sleep(SETTLE_S)
     level_s = time.monotonic()
