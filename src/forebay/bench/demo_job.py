@@ -56,7 +56,7 @@ def _torch_prefetch1_loader(dataset: PhotoDataset, options: argparse.Namespace) 
 
 
 def _forebay_loader(dataset: PhotoDataset, options: argparse.Namespace) -> Iterable[Batch]:
-    from forebay import DataLoader  # the other contestants run without it
+    import forebay  # the other contestants run without it
 
     arguments = _shared_arguments(dataset, options)
     loader: Iterable[Batch] = forebay.DataLoader(
