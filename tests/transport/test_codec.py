@@ -116,7 +116,7 @@ def test_views_far_apart_carry_what_lies_between_them_and_stay_views() -> None:
         max_size=4,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_views_of_one_storage_keep_their_bytes_and_their_distances(
     cuts: list[tuple[torch.dtype, int, int, int]],
 ) -> None:

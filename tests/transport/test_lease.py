@@ -365,4 +365,4 @@ class LendingLife(RuleBasedStateMachine):
 
 
 TestLendingLife = LendingLife.TestCase
-TestLendingLife.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLendingLife.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

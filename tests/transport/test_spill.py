@@ -108,7 +108,7 @@ def test_a_file_that_was_cut_short_is_told(arena: Arena, spill: SpillFile) -> No
 
 
 @given(st.lists(st.tuples(st.sampled_from([20_000, 50_000, 90_000]), st.booleans()), max_size=12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_batches_come_back_right_in_any_order(steps: list[tuple[int, bool]]) -> None:
     arena, spill = Arena(16 * MIB), SpillFile()
     lender = Lender(arena)
