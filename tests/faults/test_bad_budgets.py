@@ -194,21 +194,22 @@ class Growing(Numbered):
         return torch.full((size,), index, dtype=torch.uint8)
 
 
+@pytest.mark.leaves_traces("while it is expected to fail")
 @pytest.mark.xfail(strict=True, reason="_serve_needs waits for tasks behind the one that needs")
 @pytest.mark.parametrize("collate", [None, identity], ids=["default collate", "own collate"])
 def test_a_later_batch_beyond_the_budget_is_refused_and_iteration_goes_on(collate: Any) -> None:
-    loader = make_loader(Growing(12), memory_budget="120MiB", collate_fn=collate, timeout=5)
-    iterator, seen = iter(loader), []
+    options = {"memory_budget": "120MiB", "timeout": 3}
+    seen: list[int] = []
     refused: list[forebay.BatchExceedsBudget] = []
-    while True:
-        try:
-            batch = next(iterator)
-        except forebay.BatchExceedsBudget as caught:
-            refused.append(caught)
-        except StopIteration:
-            break
-        else:
-            seen.append(int(batch.flatten()[0]))
+    with make_loader(Growing(12), collate_fn=collate, **options) as loader:
+        iterator = iter(loader)
+        for _ in range(12):
+            try:
+                seen.append(int(next(iterator).flatten()[0]))
+            except forebay.BatchExceedsBudget as caught:
+                refused.append(caught)
+        with pytest.raises(StopIteration):
+            next(iterator)
     assert seen == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
     (error,) = refused
     assert (error.serial, error.batch_bytes) == (6, 200 * MIB)
@@ -223,7 +224,8 @@ def test_every_batch_beyond_the_budget_is_refused_on_its_own() -> None:
         def __getitem__(self, index: int) -> torch.Tensor:
             return torch.zeros(100 * MIB if index % 3 == 2 else MIB, dtype=torch.uint8)
 
-    iterator = iter(make_loader(Alternating(9), memory_budget="80MiB", timeout=5))
+    options = {"memory_budget": "80MiB", "prefetch_factor": 1, "timeout": 20}
+    iterator = iter(make_loader(Alternating(9), **options))
     answers = []
     for _ in range(9):
         try:

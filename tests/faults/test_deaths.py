@@ -117,7 +117,7 @@ def test_a_death_while_a_large_batch_is_written_delivers_nothing_of_it(tmp_path:
 def test_a_worker_that_asks_for_room_is_served_after_another_one_died(tmp_path: Path) -> None:
     """Batch 0 is slower than the death in batch 1, and only then asks main for a block."""
     dataset = SlowFirst(tmp_path, "SIGKILL", at=2, length=8, sample_bytes=100_000)
-    loader = forebay.DataLoader(dataset, batch_size=2, num_workers=2, timeout=5)
+    loader = forebay.DataLoader(dataset, batch_size=2, num_workers=2, timeout=3)
     with loader:
         firsts, _ = take_until_death(iter(loader))
         assert firsts == [0]

@@ -123,7 +123,7 @@ def test_a_script_that_ends_with_an_iterator_in_a_variable_is_silent(play: Play)
 def test_the_interpreter_exits_while_a_daemon_thread_waits_in_next(play: Play) -> None:
     scene = play("daemon_thread_waits")
     scene.wait_for("asleep")
-    code, _, errors = scene.finish(patience_s=15)
+    code, _, errors = scene.finish(patience_s=10)
     assert (code, errors) == (0, "")
     scene.check_nothing_is_left()
 

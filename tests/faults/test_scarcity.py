@@ -104,7 +104,7 @@ def refuse_forks(monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
 
 def make_loader(**options: Any) -> Any:
     return forebay.DataLoader(
-        Numbered(24, 100_000), batch_size=2, num_workers=3, timeout=5, **options
+        Numbered(24, 100_000), batch_size=2, num_workers=3, timeout=3, **options
     )
 
 
@@ -172,7 +172,7 @@ EVERY_BATCH = " ".join(map(str, range(12)))
 @pytest.mark.xfail(strict=True, reason="_serve_needs waits for tasks behind the one that needs")
 def test_batches_that_make_room_come_back_from_the_disk(play: Play) -> None:
     scene = play("evicting")
-    code, out, errors = scene.finish(patience_s=10)
+    code, out, errors = scene.finish(patience_s=8)
     assert (code, out, errors) == (0, f"{EVERY_BATCH}; evicted\n", "")
     scene.check_nothing_is_left()
 
@@ -183,6 +183,6 @@ def test_batches_that_make_room_come_back_from_the_disk(play: Play) -> None:
 def test_no_batch_is_lost_where_the_disk_is_full(play: Play, tmp_path: Any) -> None:
     (tmp_path / "tmp").mkdir()
     scene = play("evicting", before=small(str(tmp_path / "tmp"), "64k"))
-    code, out, errors = scene.finish(patience_s=10)
+    code, out, errors = scene.finish(patience_s=8)
     assert (code, out) == (0, f"{EVERY_BATCH}; none evicted\n"), errors
     scene.check_nothing_is_left()
