@@ -39,7 +39,7 @@ from forebay.bench.sampler import Sampler
 
 HERE = Path(__file__).parent
 SRC = HERE.parent / "src"
-JPEG_TIGHT = f"{FOREBAY}:160MiB"
+JPEG_TIGHT = f"{FOREBAY}:140MiB"
 SLOW_TIGHT = f"{FOREBAY}:48MiB"
 START_WORKERS = (1, 4)
 NEVER_S = 3600.0  # the split by process walks page tables: not wanted here

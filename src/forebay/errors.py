@@ -13,7 +13,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from forebay.units import ACCEPTED_FORMS, format_bytes
+from forebay.units import ACCEPTED_FORMS, format_budget, format_bytes
 
 
 class ForebayError(Exception):
@@ -113,7 +113,7 @@ class BudgetTooSmall(ForebayError, ValueError):  # noqa: N818
         return cls(
             f"memory_budget is {format_bytes(budget_bytes)}, but {parts}. "
             "The budget must hold both. No batch was delivered. "
-            f"Raise the budget to {format_bytes(needed_bytes)} or more"
+            f"Raise the budget to {format_budget(needed_bytes)} or more"
             f"{_smaller_batch(budget_bytes - workers_bytes, batch_bytes, batch_size)}"
             ", or use num_workers=0, which needs no worker.",
             budget_bytes=budget_bytes,
@@ -153,7 +153,7 @@ class BatchExceedsBudget(ForebayError, RuntimeError):  # noqa: N818
             f"batch {serial:,} needs {format_bytes(batch_bytes)}, but memory_budget is "
             f"{format_bytes(budget_bytes)} and leaves {format_bytes(max(available_bytes, 0))} for "
             "batches beside the workers. A batch must fit alone. It was dropped; iteration can "
-            f"go on with the next. Raise the budget to {format_bytes(needed)} or more"
+            f"go on with the next. Raise the budget to {format_budget(needed)} or more"
             f"{_smaller_batch(available_bytes, batch_bytes, batch_size)}.",
             serial=serial,
             batch_bytes=batch_bytes,
@@ -225,6 +225,18 @@ class NestedLoader(ForebayError, RuntimeError):  # noqa: N818
             f"num_workers={num_workers}, but {name} is a daemonic process (a loader's worker is "
             "one), and such a process may not start others. Nothing was started. Give the inner "
             "loader num_workers=0, or start its process with daemon=False."
+        )
+
+
+class IteratorClosed(ForebayError, RuntimeError):  # noqa: N818
+    """`next()` was called after the loader was closed."""
+
+    @classmethod
+    def about(cls) -> Self:
+        """The error; there is nothing to say but what happened."""
+        return cls(
+            "next() was called on an iterator whose loader was closed in the middle of an epoch. "
+            "Its workers are gone, and no batch was taken. Begin a new epoch with iter(loader)."
         )
 
 

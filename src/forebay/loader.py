@@ -227,7 +227,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # An iterator belongs to this process; a copy of the loader has none yet.
-        return self.__dict__ | {"_iterator": None}
+        return self.__dict__ | {"_iterator": None, "_past": _Past()}
 
 
 @final

@@ -7,6 +7,7 @@ share or "auto" amounts to on this machine (memory/limits.py), or what fits (pla
 from __future__ import annotations
 
 import math
+import numbers
 import os
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -95,17 +96,18 @@ def parse_budget(raw: object) -> BudgetSpec:
         InvalidBudget: Text or a number that names no budget.
         InvalidBudgetType: Neither a number nor text.
     """
-    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
-        raise InvalidBudgetType.about(raw)
     if isinstance(raw, str):
         return _parse_text(raw)
+    if isinstance(raw, bool) or not isinstance(raw, numbers.Real):  # NumPy's numbers are Real
+        raise InvalidBudgetType.about(raw)
     if not math.isfinite(raw):
         raise InvalidBudget.about(raw, "it is not finite")
-    if raw <= 0:
+    value = float(raw)
+    if value <= 0:
         raise InvalidBudget.about(raw, "it must be above 0 bytes")
-    if raw != int(raw):
+    if value != int(value):
         raise InvalidBudget.about(raw, "a number means bytes, and there are no fractions of one")
-    return FixedBudget(int(raw))
+    return FixedBudget(int(value))
 
 
 def _parse_text(raw: str) -> BudgetSpec:
@@ -119,6 +121,8 @@ def _parse_text(raw: str) -> BudgetSpec:
         if share is None:
             raise InvalidBudget.about(raw, "a share must be above 0 % and at most 100 %")
         return ShareBudget(share)
+    if text and not text.strip("0. "):
+        raise InvalidBudget.about(raw, "it must be above 0 bytes")
     size_bytes = parse_size(raw)
     if size_bytes is None:
         raise InvalidBudget.about(raw, "it is no size with a unit that we know")

@@ -68,6 +68,7 @@ __all__ = [
     "set_worker_info",
     "set_worker_signals",
     "set_worker_thread_name",
+    "stack_privately_here",
     "untype_storage",
 ]
 
@@ -213,9 +214,24 @@ def collate_privately(batch: Sequence[Any], take: TakeBytes | None = None) -> An
             without it, stacks go to private memory.
     """
     registry = dict(_utils.collate.default_collate_fn_map)
-    if registry.get(torch.Tensor) is _TORCHS_TENSOR_COLLATE:
+    if registry.get(torch.Tensor) in (_TORCHS_TENSOR_COLLATE, _stack_here):
         registry[torch.Tensor] = functools.partial(_stack, take)
     return _utils.collate.collate(batch, collate_fn_map=registry)
+
+
+def stack_privately_here() -> None:
+    """In a worker: have collate functions that call `default_collate` stack to private memory.
+
+    torch's stacks into a fresh shared object, of which we would make a copy, and which a full
+    /dev/shm (64 MiB in many containers) refuses.
+    """
+    registry = _utils.collate.default_collate_fn_map
+    if registry.get(torch.Tensor) is _TORCHS_TENSOR_COLLATE:
+        registry[torch.Tensor] = _TORCHS_REGISTRY[torch.Tensor] = _stack_here
+
+
+def _stack_here(batch: list[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    return _stack(None, batch, collate_fn_map=collate_fn_map)
 
 
 def _stack(

@@ -42,8 +42,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 ACCEPTED_FORMS = (
-    'bytes as an int, a size like "512MiB", "2GiB" or "4GB", '
-    'a share like "25%", "auto", "off", or a Budget'
+    'bytes as an int, a size like "512MiB", "2GiB" or "4GB", a share like "25%", "auto" or "off"'
 )
 
 
@@ -94,6 +93,11 @@ def format_bytes(count: float) -> str:
             text = f"{value:,.{digits}f}"
             return f"{sign}{text.removesuffix('.0')} {unit}"
     return f"{sign}{size:.0f} B"
+
+
+def format_budget(count: int) -> str:
+    """At least `count` bytes, as `memory_budget` takes them: rounded up to a MiB."""
+    return f"{-(-count // MIB)}MiB"
 
 
 def round_up_to_page(count: int) -> int:

@@ -25,6 +25,10 @@ LARGE_BYTES = 4 * MIB
 """A block from here on is worth waiting a thread switch (0.1 ms) for."""
 
 
+_TRUSTED_RETURNS = 3
+"""Calls in a row before which the consumer let go of a batch, until that is its habit."""
+
+
 @final
 class Admission:
     """What one iterator's batches may take of its budget.
@@ -50,6 +54,8 @@ class Admission:
         self.evictions = 0
         self._spill = SpillFile()
         self._held_across_bytes = 0
+        self._times_returned = 0
+        self._returns_in_row = _TRUSTED_RETURNS  # a loop is what a loader is usually in
 
     # -- C and D: grant, place --------------------------------------------------------------
 
@@ -123,16 +129,24 @@ class Admission:
         """Whether a block of this size may be placed now."""
         return self._estimate_growth(size_bytes) <= self._read_free()
 
-    def fits_at_best(self, size_bytes: int) -> bool:
+    def fits_at_best(self, size_bytes: int, stranded_bytes: int) -> bool:
         """The same with the workers at the least they were ever seen to take.
 
-        What decides whether a batch is refused for good: a reading taken while workers were
-        busy must not end a training run.
+        Args:
+            size_bytes: Of the block.
+            stranded_bytes: Blocks of workers that wait for larger ones: they come free.
+
+        What decides whether a batch is refused for good: neither a reading taken while workers
+        were busy, nor a consumer that for once keeps what it always let go, must end a
+        training run. The block that is one too many then is seen as an overshoot.
         """
-        spare = self.ledger.workers_bytes - self.ledger.workers_least_bytes
-        return self._estimate_growth(size_bytes) <= (
-            self._read_free() + max(0, spare) + self.ledger.promised_bytes
+        spare = max(0, self.ledger.workers_bytes - self.ledger.workers_least_bytes)
+        spare += (
+            stranded_bytes
+            + self.ledger.promised_bytes
+            + min(self._block_bytes(), self._held_across_bytes)
         )
+        return self._estimate_growth(size_bytes) <= self._read_free() + spare
 
     def make_room(self, landed: MutableMapping[int, Any], head: int, size_bytes: int) -> None:
         """Evict ready batches, the one that is needed last first, until `size_bytes` fit."""
@@ -179,6 +193,11 @@ class Admission:
         """The consumer asks for a batch: what it still holds, it holds across `next()`."""
         self.lender.settle()
         self._held_across_bytes = self.lender.lent_bytes
+        if self.lender.times_returned != self._times_returned:
+            self._returns_in_row += 1
+        elif self._held_across_bytes > self._block_bytes():
+            self._returns_in_row = 0
+        self._times_returned = self.lender.times_returned
 
     def has_block_beside_consumer(self, width: int) -> bool:
         """Whether one more large block stays within the window and what the consumer keeps.
@@ -200,7 +219,17 @@ class Admission:
         ledger = self.ledger
         room = ledger.budget_bytes - ledger.workers_bytes - ledger.heap_bytes
         room -= self.makings.estimate_next()
-        return self.lender.lent_bytes + block + max(self._block_bytes(), block) > room
+        lent = self.lender.lent_bytes - self._leaving_bytes() + block
+        return lent + max(self._block_bytes(), block) > room
+
+    def _leaving_bytes(self) -> int:
+        """What of the lent blocks goes when the loop's variable is bound anew.
+
+        One block, unless the consumer kept more than one lately and let go of none.
+        """
+        if self._returns_in_row < _TRUSTED_RETURNS:
+            return 0
+        return min(self._block_bytes(), self._held_across_bytes)
 
     def hand_over(self, ready: Ready) -> None:
         """The batch is the consumer's from here on."""

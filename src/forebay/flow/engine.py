@@ -26,6 +26,7 @@ from forebay.errors import (
     BudgetTooSmall,
     ForeignProcess,
     HoardingWarning,
+    IteratorClosed,
 )
 from forebay.events import LoaderStats
 from forebay.flow.admission import Admission
@@ -78,6 +79,9 @@ that are copied between two readings, a decoder's odd peak, the kernel's own rou
 _MOST_UNPROMISED_BYTES = 256 * MIB
 """Such things do not grow with the budget for ever."""
 
+_EXIT_PATIENCE_S = 5.0
+"""At exit another thread may sit in `next` for ever: then the workers are killed instead."""
+
 _WARM_FETCHES = 3
 """Fetches of each worker after which it has touched what it usually touches."""
 
@@ -127,7 +131,7 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 def _close_all() -> None:
     """An orderly end, exit functions included, for iterators that live until the end."""
     for engine in list(_engines):
-        engine.close()
+        engine.close(patience_s=_EXIT_PATIENCE_S)
 
 
 @final
@@ -159,6 +163,7 @@ class Engine:
         self._probe = Probe()
         self._pace = Pace()
         self._is_closed = False
+        self._is_unwanted = False
         self._is_consumer_here = False
         self._delivered_s = time.monotonic()
         self._lone_cpu_s = 0.0
@@ -172,9 +177,13 @@ class Engine:
         self.ledger.workers_least_bytes = self._guess_bytes
         self._readings: deque[int] = deque(maxlen=_READINGS)
         self._is_warm = False
-        self.crew = Crew(
-            context, job, self.arena, split_streams(job.num_streams, crew_plan.workers)
-        )
+        try:
+            self.crew = Crew(
+                context, job, self.arena, split_streams(job.num_streams, crew_plan.workers)
+            )
+        except BaseException:
+            self.arena.close()
+            raise
         self.admission = Admission(self.arena, self.lender, self.ledger, plan.budget_bytes)
         self.scheduler = Scheduler(
             self.crew,
@@ -211,6 +220,8 @@ class Engine:
         """
         self._refuse_foreign()
         with self._lock:
+            if self._is_closed:
+                raise IteratorClosed.about()
             self._is_consumer_here = True
             try:
                 landed, waited_s = self._wait(timeout_s)
@@ -319,8 +330,12 @@ class Engine:
             return False
         if not self._lock.acquire(blocking=False):
             return False
+        is_unwanted = False
         try:
             if self._is_closed:
+                return False
+            if self._is_unwanted:
+                is_unwanted = True
                 return False
             self.scheduler.listen(0)
             self.scheduler.dispatch()
@@ -329,7 +344,11 @@ class Engine:
             is_away = now - self._delivered_s > tick_s
         finally:
             self._lock.release()
-        return is_away and self.scheduler.wait_unlocked(tick_s, self._clock.bell)
+            if is_unwanted:
+                self.close()
+        if is_away:
+            self.crew.wait(tick_s, self._clock.bell)
+        return is_away
 
     def _look_after(self, now_s: float) -> None:
         """What is to be done now and then, by whoever holds the lock."""
@@ -440,12 +459,34 @@ class Engine:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """End all processes and let go of everything. Delivered batches stay valid."""
-        if os.getpid() != self._owner_pid:
+    def close_soon(self) -> None:
+        """End everything, by the clock if the lock is not free.
+
+        For finalisers: they run inside whatever holds the lock, also inside the clock's own
+        tick, and must not wait for it.
+        """
+        self._is_unwanted = True
+        if not self._is_closed and self._lock.acquire(blocking=False):
+            self._lock.release()
+            self.close()
+
+    def _is_over(self) -> bool:
+        return self._is_closed
+
+    def close(self, patience_s: float = -1) -> None:
+        """End all processes and let go of everything. Delivered batches stay valid.
+
+        Args:
+            patience_s: How long to wait for a thread that is in `next`; -1 is for ever.
+                After that the workers are killed, which ends its wait.
+        """
+        if self._is_closed or os.getpid() != self._owner_pid:
             return
-        with self._lock:
-            if self._is_closed:
+        if not self._lock.acquire(timeout=patience_s):
+            self.crew.kill()
+            return
+        try:
+            if self._is_over():  # by another thread, meanwhile
                 return
             self.read_memory()
             self._legacy.stats = self._compose_stats()
@@ -456,6 +497,8 @@ class Engine:
             self.admission.close()
             self.arena.close()
             _engines.discard(self)
+        finally:
+            self._lock.release()
         self._clock.stop()
 
 

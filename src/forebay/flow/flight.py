@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from forebay.flow.order import Ticket
 from forebay.transport.lease import Draft, Ready
@@ -100,3 +100,8 @@ class Load:
         self.flights: deque[int] = deque()
         self.fetches = 0
         self.metered_s = 0.0
+
+
+def count_samples(indices: Any) -> int:
+    """How many samples a ticket asks for: a list of indices, or one alone."""
+    return len(indices) if isinstance(indices, (list, tuple)) else 1

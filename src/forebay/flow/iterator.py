@@ -7,6 +7,7 @@ gives. Does not cover: making batches (engine.py).
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Any, final
 
 from forebay import torch_compat
@@ -39,12 +40,19 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
     ) -> None:
         super().__init__(loader)  # draws the base seed, decides on pinning, warns
         self._is_over = False
-        self._engine = Engine(plan, make_job(self._base_seed), context, legacy)
+        self._make_engine = functools.partial(
+            Engine, plan, make_job(self._base_seed), context, legacy
+        )
+        self._engine = self._make_engine()
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._is_over = False
+        if self._engine.scheduler.has_lost:  # persistent workers of which one died: begin anew
+            self._engine.close()
+            self._engine = self._make_engine()
+            first_iter = True
         self._engine.start_epoch(self._sampler_iter, is_first=first_iter)
 
     def _next_data(self) -> Any:
@@ -69,7 +77,7 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
     def __del__(self) -> None:
         engine = self.__dict__.get("_engine")
         if engine is not None:
-            engine.close()
+            engine.close_soon()
 
 
 @final

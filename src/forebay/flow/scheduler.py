@@ -14,6 +14,7 @@ Only a head that does not fit beside what the consumer holds is refused, with nu
 
 from __future__ import annotations
 
+import copy
 import select
 import time
 from collections import deque
@@ -31,6 +32,7 @@ from forebay.flow.flight import (
     Refused,
     Settings,
     Skipped,
+    count_samples,
 )
 from forebay.memory.policy import Delivery, Window
 from forebay.transport.lease import Draft, Ready
@@ -74,6 +76,8 @@ class Scheduler:
         _flights: Dispatched, not landed, by serial; stale ones of broken epochs too.
         _landed: Landed, not delivered, by serial.
         _head: The serial that is delivered next. No key of `_landed` is below it.
+        is_blocked: Something waits for memory that may come free at any moment.
+        is_short: Memory holds the next fetch back; a wider window would not help.
         _lost: Set when a worker died; the head then fails once it cannot come any more.
     """
 
@@ -111,8 +115,8 @@ class Scheduler:
         self._started_s = 0.0  # when the last fetch was handed out
         self._fetch_s = 0.0  # how long fetches of idle workers take, averaged
         self.due_s = 0.0  # when the next fetch may be handed out, if that is what is waited for
-        self._is_blocked = False
-        self._is_short = False  # of memory: a wider window would not help
+        self.is_blocked = False
+        self.is_short = False
         self._is_slow_start = True
         self._poller = select.poll()
         crew.register(self._poller)
@@ -180,8 +184,9 @@ class Scheduler:
 
     def dispatch(self) -> None:
         """Hand out as many tickets as window, tokens and memory allow."""
-        self._is_blocked = self._is_short = False
-        if self._lost is None and self._serve_needs() and self._has_gap():
+        self.is_blocked = self.is_short = False
+        # Needs are served after a loss, too: who waits for room has a batch to deliver.
+        if self._serve_needs() and self._lost is None and self._has_gap():
             self._dispatch_tickets()
         self._flush()
 
@@ -200,7 +205,7 @@ class Scheduler:
             if ticket is None:
                 break
             if not self.admission.has_block_beside_consumer(self.window.width):
-                self._is_blocked = True
+                self.is_blocked = True
                 self.admission.lender.want_return()
                 break
             if self._must_space():
@@ -266,7 +271,7 @@ class Scheduler:
         size = self.admission.sizes.estimate_next()
         if not self._admit(worker, size):
             if not self._is_next(ticket.serial) or self._flights:
-                self._is_blocked = self._is_short = True
+                self.is_blocked = self.is_short = True
                 return False
             # The head waits for nothing but memory: it is made without a block, asks for
             # what it needs, and is then served before all others.
@@ -392,7 +397,7 @@ class Scheduler:
             self.admission.drop_landed(landed)
             return
         self._landed[serial] = landed
-        self._samples[serial] = _count_samples(flight.ticket.indices)
+        self._samples[serial] = count_samples(flight.ticket.indices)
         self._arrived.append(serial)
 
     def _drop_drafts(self, flight: Flight) -> None:
@@ -419,21 +424,35 @@ class Scheduler:
             flight = self._flights[serial]
             if self._try_serve(flight):
                 continue
-            self._is_short = True
+            self.is_short = True
             if not self._is_next(serial):
-                self._is_blocked = True
+                self.is_blocked = True
                 continue
             self.admission.make_room(self._landed, self._head, flight.need_bytes)
             if self._try_serve(flight):
                 continue
-            if any(not other.need_bytes for other in self._flights.values()):
-                self._is_blocked = True  # the others land, and are evicted then
+            if self._is_anybody_making():
+                self.is_blocked = True  # the others land, and are evicted then
                 return False
-            if self.admission.fits_at_best(flight.need_bytes):
+            if self.admission.fits_at_best(flight.need_bytes, self._count_stranded_bytes()):
                 self._serve(flight, self.admission.place(flight.need_bytes))
             else:
                 self._refuse(flight)
         return True
+
+    def _is_anybody_making(self) -> bool:
+        """Whether a worker is at a batch, rather than waiting for room with others queued."""
+        return any(
+            load.flights and not self._flights[load.flights[0]].need_bytes
+            for load in self._loads.values()
+        )
+
+    def _count_stranded_bytes(self) -> int:
+        return sum(
+            flight.draft.block.capacity_bytes
+            for flight in self._flights.values()
+            if flight.need_bytes and flight.draft is not None
+        )
 
     def _is_next(self, serial: int) -> bool:
         """Whether the consumer gets this batch before any other."""
@@ -502,7 +521,7 @@ class Scheduler:
         if not flights and self._peek_ticket() is None:
             return End()
         if self._lost is not None and not self._may_still_come(flights):
-            raise self._lost
+            raise copy.copy(self._lost)  # its traceback would keep the iterator alive
         return None
 
     def _may_still_come(self, flights: list[Flight]) -> bool:
@@ -543,26 +562,13 @@ class Scheduler:
     @property
     def has_idle_worker(self) -> bool:
         """Whether a worker that might fetch has nothing to do."""
-        if self._is_short or self.due_s > time.monotonic():
+        if self.is_short or self.due_s > time.monotonic():
             return False  # for lack of memory, or on purpose for a moment: not of width
         return self._count_busy() < min(self.tokens, len(self.crew.workers))
 
     def note_idle(self, idle_s: float) -> None:
         """While the consumer waited, a worker had nothing to do for so long."""
         self._idle_s += idle_s
-
-    def wait_unlocked(self, timeout_s: float, bell: int) -> bool:
-        """For the clock, without the lock: wait until a worker says something or `bell` rings.
-
-        Returns:
-            True; the caller looks again whether the consumer is still away.
-        """
-        poller = select.poll()
-        self.crew.register(poller)
-        if bell >= 0:
-            poller.register(bell, select.POLLIN)
-        poller.poll(timeout_s * 1000)
-        return True
 
     @property
     def waits_for_token(self) -> bool:
@@ -585,16 +591,6 @@ class Scheduler:
         ]
 
     @property
-    def is_short(self) -> bool:
-        """Whether memory is what holds the next fetch back."""
-        return self._is_short
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether something waits for memory that may come free at any moment."""
-        return self._is_blocked
-
-
-def _count_samples(indices: Any) -> int:
-    """How many samples a ticket asks for: a list of indices, or one alone."""
-    return len(indices) if isinstance(indices, (list, tuple)) else 1
+    def has_lost(self) -> bool:
+        """Whether a worker died: this crew makes no further epoch."""
+        return self._lost is not None

@@ -190,6 +190,8 @@ class Lender:
         self._copies: dict[int, _Held] = {}
         self._fork_epoch = 0
         self.lent_bytes = 0
+        self.times_returned = 0
+        """How many buffers, lent or copied, the consumer has let go of."""
         self.copied_bytes = 0
         """Large heap copies that still live: the consumer's memory, not the loader's."""
         self.lost_bytes = 0
@@ -237,6 +239,7 @@ class Lender:
         freed = 0
         while self._ended:
             ended = self._ended.popleft()
+            self.times_returned += 1
             if isinstance(ended, _Held):
                 del self._copies[id(ended)]
                 self.copied_bytes -= ended.length

@@ -192,6 +192,14 @@ class Crew:
             wanted = select.POLLIN | (select.POLLOUT if worker.channel.has_unsent else 0)
             poller.register(worker.channel.fileno(), wanted)
 
+    def wait(self, timeout_s: float, bell: int) -> None:
+        """For the clock, without the engine's lock: until somebody speaks or `bell` rings."""
+        poller = select.poll()
+        self.register(poller)
+        if bell >= 0:
+            poller.register(bell, select.POLLIN)
+        poller.poll(timeout_s * 1000)
+
     def hear(self, ready: set[int]) -> list[Heard]:
         """What the workers whose descriptors are in `ready` have said, each in its order."""
         if self._control.fileno() in ready:
@@ -266,6 +274,10 @@ class Crew:
             poller.register(self._control.fileno(), select.POLLIN)
             poller.poll(left * 1000)
             self.read_control()
+
+    def kill(self) -> None:
+        """End the zygote at once, and with it all workers; for any thread."""
+        self._zygote.kill()
 
     def retire(self) -> None:
         """End all workers in an orderly way, then the zygote. Bounded; safe to call twice."""

@@ -422,7 +422,8 @@ def _rebuild(skeleton: Any, fields: Iterator[Any], scalars: Iterator[Any], *, ba
 def _freeze(skeleton: Any) -> Any:
     """A skeleton as something hashable."""
     if type(skeleton) is dict:
-        return dict, tuple((key, _freeze(part)) for key, part in skeleton.items())
+        # With the keys' types: 1, 1.0 and True are equal, and yet not the same batch.
+        return dict, tuple((type(k), k, _freeze(part)) for k, part in skeleton.items())
     if type(skeleton) is _Named:
         return skeleton.kind, tuple(_freeze(part) for part in skeleton.items)
     if type(skeleton) in {list, tuple}:

@@ -70,6 +70,7 @@ def run_worker(sock: socket.socket, job: Job, streams: tuple[int, ...], mapping:
     torch_compat.set_worker_signals()
     torch_compat.set_worker_thread_name()
     torch.set_num_threads(1)
+    torch_compat.stack_privately_here()
     channel = Channel(sock, is_blocking=True)
     try:
         _Worker(channel, job, streams, mapping).serve()
