@@ -273,9 +273,6 @@ def test_timms_endless_loader_works(num_workers: int) -> None:
 
 # -- copies ---------------------------------------------------------------------------------------
 
-fails = pytest.mark.leaves_traces("what a failed test held is held by its traceback")
-SHARED_PAST = "a shallow copy has the very _past of its original: DataLoader.__getstate__"
-
 
 def pickled(loader: DataLoader[Any]) -> Any:
     return pickle.loads(pickle.dumps(loader))
@@ -290,7 +287,7 @@ def pickled(loader: DataLoader[Any]) -> Any:
             (copy.copy, False, ()),
             (copy.deepcopy, False, ()),
             (pickled, True, ()),
-            (copy.copy, True, [fails, pytest.mark.xfail(strict=True, reason=SHARED_PAST)]),
+            (copy.copy, True, ()),
             (copy.deepcopy, True, ()),
         ]
     ],
@@ -309,8 +306,6 @@ def test_copies_are_loaders_with_the_same_keywords_and_no_past(copied_by: Any, u
         loader.close()
 
 
-@fails
-@pytest.mark.xfail(strict=True, reason=SHARED_PAST)
 def test_closing_a_copy_leaves_the_original_alone() -> None:
     loader = make(num_workers=1)
     iterator: Any = iter(loader)
@@ -338,8 +333,6 @@ def test_closing_an_unused_loader_is_harmless_and_it_can_be_used_after() -> None
     assert len(batches(loader)) == 7
 
 
-@fails
-@pytest.mark.xfail(strict=True, reason="it waits, and then says 'process object is closed'")
 def test_an_iterator_of_a_closed_loader_says_that_it_is_closed() -> None:
     loader = make(num_workers=1)
     iterator = iter(loader)

@@ -77,7 +77,6 @@ def test_a_wrong_type_is_named_with_the_accepted_forms(raw: Any) -> None:
     assert ACCEPTED_FORMS in str(refused.value)
 
 
-@pytest.mark.xfail(strict=True, reason="parse_budget knows int and float, not numbers.Integral")
 @pytest.mark.parametrize("raw", [np.int64(MIB), np.uint32(MIB), np.float32(MIB)], ids=repr)
 def test_numbers_of_numpy_are_numbers(raw: Any) -> None:
     assert parse_budget(raw) == FixedBudget(MIB)

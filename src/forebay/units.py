@@ -97,7 +97,7 @@ def format_bytes(count: float) -> str:
 
 def format_budget(count: int) -> str:
     """At least `count` bytes, as `memory_budget` takes them: rounded up to a MiB."""
-    return f"{-(-count // MIB)}MiB"
+    return f"{-(-count // MIB)} MiB"
 
 
 def round_up_to_page(count: int) -> int:

@@ -20,7 +20,6 @@ USUAL = Batch(256 * KIB)
 LARGE = Batch(MIB)
 
 MakeRig = Callable[..., Rig]
-BEHIND = "_serve_needs waits for tasks behind the one that needs, in the same worker"
 fails = pytest.mark.leaves_traces("what a failed test held is held by its traceback")
 
 
@@ -291,11 +290,6 @@ def test_what_the_consumer_holds_is_not_there_for_the_head(rig: MakeRig) -> None
     del held
 
 
-@fails
-@pytest.mark.xfail(
-    strict=True,
-    reason="the block that turned out too small is kept beside the new one, and nowhere counted",
-)
 def test_a_batch_that_fits_beside_what_the_consumer_holds_is_never_refused(rig: MakeRig) -> None:
     made = rig([USUAL, Batch(1536 * KIB)], num_streams=1, budget_bytes=1984 * KIB)
     held = made.take_now()
@@ -304,8 +298,6 @@ def test_a_batch_that_fits_beside_what_the_consumer_holds_is_never_refused(rig: 
     del held
 
 
-@fails
-@pytest.mark.xfail(strict=True, reason=BEHIND)
 def test_a_task_queued_behind_a_need_does_not_hold_it_up(rig: MakeRig) -> None:
     """Its worker waits for an answer: it will not come to that task before."""
     batches = [USUAL, USUAL, Batch(1216 * KIB), USUAL, USUAL]
@@ -444,8 +436,6 @@ def test_with_room_every_batch_comes_once_and_in_order(
         made.close()
 
 
-@fails
-@pytest.mark.xfail(strict=True, reason=BEHIND)
 @given(st.data(), rigs(), st.integers(0, 3))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_in_a_tight_budget_only_what_cannot_fit_beside_the_other_blocks_is_refused(

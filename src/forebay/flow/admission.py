@@ -55,6 +55,7 @@ class Admission:
         self._spill = SpillFile()
         self._held_across_bytes = 0
         self._times_returned = 0
+        self._is_lent_on_trust = False
         self._returns_in_row = _TRUSTED_RETURNS  # a loop is what a loader is usually in
 
     # -- C and D: grant, place --------------------------------------------------------------
@@ -141,11 +142,9 @@ class Admission:
         training run. The block that is one too many then is seen as an overshoot.
         """
         spare = max(0, self.ledger.workers_bytes - self.ledger.workers_least_bytes)
-        spare += (
-            stranded_bytes
-            + self.ledger.promised_bytes
-            + min(self._block_bytes(), self._held_across_bytes)
-        )
+        spare += stranded_bytes + self.ledger.promised_bytes
+        if self._is_lent_on_trust:
+            spare += min(self._block_bytes(), self._held_across_bytes)
         return self._estimate_growth(size_bytes) <= self._read_free() + spare
 
     def make_room(self, landed: MutableMapping[int, Any], head: int, size_bytes: int) -> None:
@@ -219,8 +218,11 @@ class Admission:
         ledger = self.ledger
         room = ledger.budget_bytes - ledger.workers_bytes - ledger.heap_bytes
         room -= self.makings.estimate_next()
-        lent = self.lender.lent_bytes - self._leaving_bytes() + block
-        return lent + max(self._block_bytes(), block) > room
+        needed = self.lender.lent_bytes + block + max(self._block_bytes(), block)
+        if needed <= room:
+            return False
+        self._is_lent_on_trust = needed - self._leaving_bytes() <= room
+        return not self._is_lent_on_trust
 
     def _leaving_bytes(self) -> int:
         """What of the lent blocks goes when the loop's variable is bound anew.
