@@ -41,14 +41,16 @@ class InvalidBudget(ForebayError, ValueError):  # noqa: N818 - named for what it
     """`memory_budget` has a value that names no budget."""
 
     value: object
+    why: str
 
     @classmethod
-    def about(cls, value: object, why: str) -> Self:
-        """The error for `value`, which is no budget because of `why`."""
+    def about(cls, value: object, why: str, given_as: str = "memory_budget") -> Self:
+        """The error for `value`, given as `given_as`, which is no budget because of `why`."""
         return cls(
-            f"memory_budget={value!r} names no budget: {why}. "
+            f"{given_as}={value!r} names no budget: {why}. "
             f"The loader was not made. Give {ACCEPTED_FORMS}.",
             value=value,
+            why=why,
         )
 
 

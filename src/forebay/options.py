@@ -83,10 +83,16 @@ def set_default_budget(budget: object) -> None:
 
 def resolve_budget(raw: object) -> BudgetSpec:
     """The budget that `raw` means: itself, else the process's default, else the environment's."""
-    for value in (raw, _default, os.environ.get(ENVIRONMENT_VARIABLE)):
-        if value is not None and value != "":
+    for value in (raw, _default):
+        if value is not None:
             return parse_budget(value)
-    return AutoBudget()
+    named = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not named:
+        return AutoBudget()
+    try:
+        return parse_budget(named)
+    except InvalidBudget as error:
+        raise InvalidBudget.about(named, error.why, ENVIRONMENT_VARIABLE) from None
 
 
 def parse_budget(raw: object) -> BudgetSpec:

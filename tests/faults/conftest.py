@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,13 @@ class Play(Protocol):
     """Starts a scene."""
 
     def __call__(self, name: str, before: tuple[str, ...] = (), **facts: Any) -> Scene: ...
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder with a short name: the fork server's socket lies in it (107 bytes at most)."""
+    with tempfile.TemporaryDirectory(prefix="fb-") as name:
+        yield Path(name)
 
 
 @pytest.fixture

@@ -103,7 +103,6 @@ def test_an_empty_environment_variable_sets_nothing(monkeypatch: pytest.MonkeyPa
     assert loader.stats().budget_bytes > 64 * MIB
 
 
-@pytest.mark.xfail(reason="resolve_budget says memory_budget, not where it is from", strict=True)
 def test_a_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_MEMORY_BUDGET", "4Gb")
     with pytest.raises(forebay.InvalidBudget, match="FOREBAY_MEMORY_BUDGET='4Gb'"):
@@ -194,8 +193,6 @@ class Growing(Numbered):
         return torch.full((size,), index, dtype=torch.uint8)
 
 
-@pytest.mark.leaves_traces("while it is expected to fail")
-@pytest.mark.xfail(strict=True, reason="_serve_needs waits for tasks behind the one that needs")
 @pytest.mark.parametrize("collate", [None, identity], ids=["default collate", "own collate"])
 def test_a_later_batch_beyond_the_budget_is_refused_and_iteration_goes_on(collate: Any) -> None:
     options = {"memory_budget": "120MiB", "timeout": 3}

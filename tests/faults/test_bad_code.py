@@ -148,8 +148,6 @@ def test_a_lambda_where_nothing_is_forked_is_refused_with_torchs_hint(method: st
         iter(loader)
 
 
-@pytest.mark.leaves_traces("while it is expected to fail")
-@pytest.mark.xfail(strict=True, reason="Engine.__init__ does not close its arena when Crew raises")
 def test_a_loader_that_cannot_start_leaves_no_descriptor() -> None:
     loader = make_loader(collate_fn=lambda samples: samples, multiprocessing_context="spawn")
     before = count_descriptors()

@@ -113,7 +113,6 @@ def test_a_death_while_a_large_batch_is_written_delivers_nothing_of_it(tmp_path:
     loader.close()
 
 
-@pytest.mark.xfail(strict=True, reason="Scheduler.dispatch serves no needs once a worker is lost")
 def test_a_worker_that_asks_for_room_is_served_after_another_one_died(tmp_path: Path) -> None:
     """Batch 0 is slower than the death in batch 1, and only then asks main for a block."""
     dataset = SlowFirst(tmp_path, "SIGKILL", at=2, length=8, sample_bytes=100_000)
@@ -196,7 +195,6 @@ def test_a_death_between_batches_is_told_at_the_next_one(tmp_path: Path) -> None
     loader.close()
 
 
-@pytest.mark.xfail(strict=True, reason="_reset goes on with the dead crew")
 def test_persistent_workers_are_made_anew_after_a_death(tmp_path: Path) -> None:
     loader = forebay.DataLoader(
         Deadly(tmp_path, "SIGKILL", at=5), batch_size=2, num_workers=2, persistent_workers=True
@@ -207,9 +205,6 @@ def test_persistent_workers_are_made_anew_after_a_death(tmp_path: Path) -> None:
         check_whole_epoch(loader, 24)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Scheduler keeps the error, whose traceback holds the iterator"
-)
 def test_an_iterator_that_met_a_death_ends_with_its_last_reference(tmp_path: Path) -> None:
     """The error must not keep alive what raised it: workers would live until a collection."""
     with forebay.DataLoader(

@@ -150,10 +150,6 @@ def test_an_iterator_in_a_reference_cycle_ends_with_the_collection(tmp_path: Pat
     assert exits(tmp_path) == [0, 1]
 
 
-@pytest.mark.leaves_traces("while it is expected to fail")
-@pytest.mark.xfail(
-    reason="LoaderIterator.__del__ takes the lock that the collecting thread may hold", strict=True
-)
 def test_an_iterator_may_be_collected_by_its_own_clock(tmp_path: Path) -> None:
     """The collector runs in any thread at any allocation, also while the clock holds the lock."""
     loader = make_loader(tmp_path)
@@ -226,7 +222,6 @@ def test_a_loader_works_on_after_an_error_in_the_loop_body(tmp_path: Path) -> No
     assert exits(tmp_path) == [0, 0, 0, 1, 1, 1]
 
 
-@pytest.mark.xfail(reason="Engine._wait waits for workers that are retired", strict=True)
 def test_an_iterator_of_a_closed_loader_says_so(tmp_path: Path) -> None:
     loader = make_loader(tmp_path, timeout=5)
     iterator = iter(loader)

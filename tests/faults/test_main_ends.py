@@ -110,7 +110,6 @@ def test_the_interpreter_exits_in_order_with_batches_and_iterators_alive(
     scene.check_nothing_is_left()
 
 
-@pytest.mark.xfail(strict=True, reason="Engine.close asks os.getpid, and modules are gone by then")
 def test_a_script_that_ends_with_an_iterator_in_a_variable_is_silent(play: Play) -> None:
     scene = play("held_by_a_script")
     code, out, errors = scene.finish()

@@ -112,12 +112,7 @@ def make_loader(**options: Any) -> Any:
     "after",
     [
         0,
-        pytest.param(
-            2,
-            marks=pytest.mark.xfail(
-                strict=True, reason="Scheduler.dispatch serves no needs once there is a fault"
-            ),
-        ),
+        2,
     ],
 )
 def test_a_fork_without_memory_is_told(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
@@ -147,12 +142,7 @@ def test_a_loader_goes_on_with_the_workers_that_memory_allows(
     "collates",
     [
         ["default", "as_they_are"],
-        pytest.param(
-            ["within_default"],
-            marks=pytest.mark.xfail(
-                strict=True, reason="torch's default_collate called by user code takes /dev/shm"
-            ),
-        ),
+        ["within_default"],
     ],
     ids=", ".join,
 )
@@ -169,7 +159,6 @@ def test_large_batches_do_not_need_the_systems_shared_memory(
 EVERY_BATCH = " ".join(map(str, range(12)))
 
 
-@pytest.mark.xfail(strict=True, reason="_serve_needs waits for tasks behind the one that needs")
 def test_batches_that_make_room_come_back_from_the_disk(play: Play) -> None:
     scene = play("evicting")
     code, out, errors = scene.finish(patience_s=8)

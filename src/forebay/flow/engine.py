@@ -164,6 +164,7 @@ class Engine:
         self._pace = Pace()
         self._is_closed = False
         self._is_unwanted = False
+        self._is_exhausted = False
         self._is_consumer_here = False
         self._delivered_s = time.monotonic()
         self._lone_cpu_s = 0.0
@@ -205,6 +206,7 @@ class Engine:
     def start_epoch(self, sampler: Iterator[Any], *, is_first: bool) -> None:
         """Draw the first tickets and hand them out."""
         with self._lock:
+            self._is_exhausted = False
             self.scheduler.start_epoch(sampler, is_first=is_first)
 
     def take(self, timeout_s: float) -> Any:
@@ -220,6 +222,8 @@ class Engine:
         """
         self._refuse_foreign()
         with self._lock:
+            if self._is_exhausted:  # another thread met the end first
+                raise StopIteration
             if self._is_closed:
                 raise IteratorClosed.about()
             self._is_consumer_here = True
@@ -228,6 +232,7 @@ class Engine:
             finally:
                 self._is_consumer_here = False
             if isinstance(landed, End):
+                self._is_exhausted = True
                 raise StopIteration
             now = time.monotonic()
             self.scheduler.note_delivery(waited_s, now - self._delivered_s)
