@@ -22,8 +22,9 @@ from typing_extensions import Self
 from forebay import torch_compat
 from forebay.errors import BudgetWarning
 from forebay.events import LoaderStats
-from forebay.flow.engine import Engine, Legacy, Plan
+from forebay.flow.engine import Engine, Legacy
 from forebay.flow.iterator import InProcessIterator, LoaderIterator
+from forebay.flow.plan import Plan
 from forebay.memory.limits import headroom, memory_limit
 from forebay.options import (
     AutoBudget,
@@ -152,6 +153,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _get_iterator(self) -> Any:
         budget = resolve_budget(self.memory_budget)
         if isinstance(budget, OffBudget) or torch_compat.is_datapipe(self.dataset):
+            self._past.note_torchs_engine()
             return super()._get_iterator()
         if self.num_workers == 0:
             return InProcessIterator(self, self.seeding, self._past.note_batch)
@@ -240,11 +242,16 @@ class _Past:
         self._legacy = Legacy()
         self._in_process = 0
         self._has_warned = False
+        self._is_torchs = False
 
     def note_engine(self, engine: Engine, legacy: Legacy) -> None:
         """A new iterator, and where its last words will be."""
         self._engines.add(engine)
         self._latest, self._legacy = weakref.ref(engine), legacy
+
+    def note_torchs_engine(self) -> None:
+        """An iterator of torch's own, of which nothing is known."""
+        self._is_torchs = True
 
     def warn_once(self, because: str) -> None:
         """Say the first time that the budget carries less than was asked for."""
@@ -279,6 +286,8 @@ class _Past:
                 f"{name}\nbatches are made in this process, by torch's own iterator: "
                 f"{self._in_process:,} so far, and nothing is held ahead"
             )
+        if self._is_torchs:
+            return f"{name}\ntorch's own engine makes the batches: nothing is held to a budget"
         return f"{name}\nnothing was iterated yet"
 
     def __reduce__(self) -> tuple[type[_Past], tuple[()]]:

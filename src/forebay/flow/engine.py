@@ -17,13 +17,13 @@ import time
 import warnings
 import weakref
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 import psutil
 
 from forebay.errors import (
-    BudgetTooSmall,
+    BudgetWarning,
     ForeignProcess,
     HoardingWarning,
     IteratorClosed,
@@ -32,30 +32,34 @@ from forebay.events import LoaderStats
 from forebay.flow.admission import Admission
 from forebay.flow.controller import Clock, Pace
 from forebay.flow.explanation import Situation, explain
-from forebay.flow.flight import End, Inline, Refused, Settings
-from forebay.flow.order import Order
+from forebay.flow.flight import End, Inline, Refused
+from forebay.flow.plan import (
+    Plan,
+    decide_crew,
+    decide_heap_share,
+    decide_promised,
+    decide_reserve,
+    make_order,
+    make_settings,
+)
 from forebay.flow.scheduler import Scheduler
 from forebay.memory.ledger import Ledger
 from forebay.memory.planner import (
     PARKED_BYTES,
     WORKER_BYTES,
     ZYGOTE_BYTES,
-    CrewPlan,
-    TooSmall,
-    plan_crew,
     split_streams,
 )
 from forebay.memory.probe import Probe
 from forebay.transport.arena import Arena
 from forebay.transport.codec import decode
 from forebay.transport.lease import Lender, Ready
-from forebay.units import GIB, MIB, format_bytes
+from forebay.units import MIB, format_budget, format_bytes
 from forebay.workers.crew import Crew
 from forebay.workers.messages import Failed, Keep
-from forebay.workers.streams import mix_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from forebay.workers.job import Job
 
@@ -72,12 +76,8 @@ _LONE_S = 2.0
 _HOARD_BYTES = 64 * MIB
 """Kept heap copies below this are nobody's worry."""
 
-PROMISED_FRAC = 0.95
-"""The `pause` mark of the design. What lies above it is for what no grant foresees: pages
-that are copied between two readings, a decoder's odd peak, the kernel's own rounding."""
-
-_MOST_UNPROMISED_BYTES = 256 * MIB
-"""Such things do not grow with the budget for ever."""
+_ASK_PATIENCE_S = 0.2
+"""How long `stats()` waits for the lock: a delivery holds it for far less."""
 
 _EXIT_PATIENCE_S = 5.0
 """At exit another thread may sit in `next` for ever: then the workers are killed instead."""
@@ -87,41 +87,6 @@ _WARM_FETCHES = 3
 
 _READINGS = 4
 """Latest readings that count: growth shows after as many, at least a second."""
-
-_RESERVE_FACTOR = 4
-"""Address space of the arena, in budgets: addresses are free, and fragments need some."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What an engine is built from.
-
-    Attributes:
-        budget_bytes: All that may exist because of the loader.
-        limit_source: Which limit the budget was taken from; empty for a fixed size.
-        lead: Batches that torch draws ahead.
-        most_ahead: Most batches in flight or waiting.
-        may_run_ahead: Whether small batches may be ordered further ahead than that.
-        draws_strictly: See `Order`.
-        in_order: torch's.
-        batch_size: For messages.
-        may_merge: Whether streams may share a process.
-        is_bound: Whether batch i is made by stream i mod W.
-        max_workers, max_tokens: Upper bounds set by tests; None for none.
-    """
-
-    budget_bytes: int
-    limit_source: str
-    lead: int
-    most_ahead: int
-    may_run_ahead: bool
-    draws_strictly: bool
-    in_order: bool
-    batch_size: int | None
-    may_merge: bool
-    is_bound: bool
-    max_workers: int | None
-    max_tokens: int | None
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -153,7 +118,7 @@ class Engine:
     """
 
     def __init__(self, plan: Plan, job: Job, context: Any, legacy: Legacy) -> None:
-        crew_plan = _plan_crew(plan, job.num_streams)
+        crew_plan = decide_crew(plan, job.num_streams)
         self._legacy = legacy
         self._plan = plan
         self._job = job
@@ -169,9 +134,9 @@ class Engine:
         self._delivered_s = time.monotonic()
         self._lone_cpu_s = 0.0
         self._lone_since_s = time.monotonic()
-        self.arena = Arena(_reserve_bytes(plan.budget_bytes, self._probe))
+        self.arena = Arena(decide_reserve(plan.budget_bytes, self._probe))
         self.lender = Lender(self.arena)
-        self.ledger = Ledger(_decide_promised(plan.budget_bytes))
+        self.ledger = Ledger(decide_promised(plan.budget_bytes))
         parked = max(0, crew_plan.workers - crew_plan.tokens)
         self._guess_bytes = ZYGOTE_BYTES + crew_plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
         self.ledger.workers_bytes = self._guess_bytes
@@ -189,14 +154,15 @@ class Engine:
         self.scheduler = Scheduler(
             self.crew,
             self.admission,
-            _make_order(plan, job),
-            _make_settings(plan, job, crew_plan),
+            make_order(plan, job),
+            make_settings(plan, job, crew_plan),
         )
         self._stats = _Tally()
-        keep = _decide_heap_share(plan.budget_bytes, crew_plan.workers)
+        keep = decide_heap_share(plan.budget_bytes, crew_plan.workers)
         for worker in self.crew.workers:
             self.crew.tell(worker, Keep(keep))
         self._has_warned_hoarding = False
+        self._has_warned_outgrown = False
         _engines.add(self)
         self._clock = Clock(self)
         self.lender.attach_bell(self._clock.bell)
@@ -243,6 +209,7 @@ class Engine:
                 self.scheduler.dispatch()
         batch = decode(head, buffers)
         self._stats.note(buffers, waited_s, self.scheduler.last_samples)
+        self._warn_if_outgrown()
         return batch
 
     def _refuse_foreign(self) -> None:
@@ -307,6 +274,21 @@ class Engine:
         else:
             buffers = self.lender.lend(ready)
         return head, buffers
+
+    def _warn_if_outgrown(self) -> None:
+        """Say once that a reading was above the budget, in the thread that reads warnings."""
+        peak = self._stats.peak_bytes
+        if peak > self._plan.budget_bytes and not self._has_warned_outgrown:
+            self._has_warned_outgrown = True
+            warnings.warn(
+                f"the loader's footprint was {format_bytes(peak)}, above its memory_budget of "
+                f"{format_bytes(self._plan.budget_bytes)}: the workers' own memory grew after "
+                "they were started. Python objects of the dataset are copied into each worker "
+                "that touches them: keep records in arrays or tensors, use fewer workers, or "
+                f"raise the budget to {format_budget(peak)}.",
+                BudgetWarning,
+                stacklevel=5,
+            )
 
     def _warn_of_hoarding(self) -> None:
         kept = self.lender.copied_bytes
@@ -405,11 +387,17 @@ class Engine:
 
     def read_stats(self) -> LoaderStats:
         """The state now; for any thread."""
-        with self._lock:
+        # While the consumer waits in `next` it holds the lock, perhaps for ever: then what it
+        # read last must do, since that is when somebody else wants to know.
+        if not self._lock.acquire(timeout=_ASK_PATIENCE_S):
+            return self._compose_stats()
+        try:
             if not self._is_closed:
                 self.lender.settle()
                 self.read_memory()
             return self._compose_stats()
+        finally:
+            self._lock.release()
 
     def _compose_stats(self) -> LoaderStats:
         arena_bytes = 0 if self._is_closed else self.arena.read_resident_bytes()
@@ -434,9 +422,7 @@ class Engine:
 
     def explain(self) -> list[str]:
         """Sentences on where the bytes are and why it runs as it runs."""
-        stats = self.read_stats()
-        with self._lock:
-            return self._compose_lines(stats)
+        return self._compose_lines(self.read_stats())
 
     def _compose_lines(self, stats: LoaderStats) -> list[str]:
         scheduler, hatched = self.scheduler, self.crew.hatched
@@ -496,6 +482,7 @@ class Engine:
             self.read_memory()
             self._legacy.stats = self._compose_stats()
             self._legacy.lines = self._compose_lines(self._legacy.stats)
+            self._legacy.stats = replace(self._legacy.stats, workers=0)
             self._is_closed = True
             self.lender.attach_bell(-1)
             self.crew.retire()
@@ -527,67 +514,6 @@ class _Tally:
 
     def note_footprint(self, footprint_bytes: int) -> None:
         self.peak_bytes = max(self.peak_bytes, footprint_bytes)
-
-
-def _decide_promised(budget_bytes: int) -> int:
-    """The part of a budget that is promised; the rest is for what nobody can promise."""
-    return max(int(budget_bytes * PROMISED_FRAC), budget_bytes - _MOST_UNPROMISED_BYTES)
-
-
-def _plan_crew(plan: Plan, num_streams: int) -> CrewPlan:
-    promised = _decide_promised(plan.budget_bytes)
-    planned = plan_crew(promised, num_streams, may_merge=plan.may_merge)
-    if isinstance(planned, TooSmall):
-        needed = int(planned.needed_bytes / PROMISED_FRAC) + 1
-        raise BudgetTooSmall.about(plan.budget_bytes, needed, 0, plan.batch_size)
-    most = plan.max_workers if plan.may_merge and plan.max_workers else num_streams
-    workers = min(planned.workers, most)
-    tokens = min(planned.tokens, plan.max_tokens or num_streams, workers)
-    return CrewPlan(workers, tokens, planned.because)
-
-
-def _make_order(plan: Plan, job: Job) -> Order:
-    seed_of: Callable[[int, int], int] | None = None
-    if job.seeding == "batch":
-        base_seed = job.base_seed
-
-        def seed_of(epoch: int, serial: int) -> int:
-            return mix_seed(base_seed, epoch, serial)
-
-    return Order(job.num_streams, is_bound=plan.is_bound, seed_of=seed_of)
-
-
-def _make_settings(plan: Plan, job: Job, crew_plan: CrewPlan) -> Settings:
-    return Settings(
-        num_streams=job.num_streams,
-        lead=plan.lead,
-        most_ahead=plan.most_ahead,
-        may_run_ahead=plan.may_run_ahead,
-        draws_strictly=plan.draws_strictly,
-        in_order=plan.in_order,
-        batch_size=plan.batch_size,
-        tokens=crew_plan.tokens,
-    )
-
-
-def _reserve_bytes(budget_bytes: int, probe: Probe) -> int:
-    """Addresses to reserve: several budgets, or half of what RLIMIT_AS leaves."""
-    wanted = max(budget_bytes * _RESERVE_FACTOR, GIB)
-    limit = probe.read_rlimits().address_space_bytes
-    if limit is None:
-        return wanted
-    statm = probe.read_statm()
-    free = limit - (statm.vm_bytes if statm else 0)
-    return max(min(wanted, budget_bytes, free // 2), MIB)
-
-
-def _decide_heap_share(budget_bytes: int, workers: int) -> int:
-    """Freed heap that each worker may keep for its next fetch.
-
-    A sixteenth of the budget for all, within bounds: less costs page faults anew, more is
-    memory that does nothing.
-    """
-    return min(16 * MIB, max(MIB, budget_bytes // (16 * workers)))
 
 
 def _read_cpu_s(pids: list[int]) -> float:

@@ -11,7 +11,8 @@ import functools
 from typing import Any, final
 
 from forebay import torch_compat
-from forebay.flow.engine import Engine, Legacy, Plan
+from forebay.flow.engine import Engine, Legacy
+from forebay.flow.plan import Plan
 from forebay.workers.crew import WorkerProcess
 from forebay.workers.streams import RandomState, mix_seed, seed_generators
 

@@ -269,6 +269,8 @@ class Scheduler:
 
     def _try_dispatch(self, ticket: Ticket, worker: WorkerProcess) -> bool:
         size = self.admission.sizes.estimate_next()
+        if any(flight.draft is None for flight in self._flights.values()):
+            size = 0  # who was sent before, without a block, must not find ours in the way
         if not self._admit(worker, size):
             if not self._is_next(ticket.serial) or self._flights:
                 self.is_blocked = self.is_short = True
