@@ -209,7 +209,7 @@ class Engine:
                 self.scheduler.dispatch()
         batch = decode(head, buffers)
         self._stats.note(buffers, waited_s, self.scheduler.last_samples)
-        self._warn_if_outgrown()
+        self.warn_if_outgrown()
         return batch
 
     def _refuse_foreign(self) -> None:
@@ -275,7 +275,7 @@ class Engine:
             buffers = self.lender.lend(ready)
         return head, buffers
 
-    def _warn_if_outgrown(self) -> None:
+    def warn_if_outgrown(self) -> None:
         """Say once that a reading was above the budget, in the thread that reads warnings."""
         peak = self._stats.peak_bytes
         if peak > self._plan.budget_bytes and not self._has_warned_outgrown:

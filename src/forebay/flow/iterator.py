@@ -65,6 +65,7 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
             self._is_over = True
             if not self._persistent_workers:
                 self._shutdown_workers()
+            self._engine.warn_if_outgrown()
             raise
         return torch_compat.pin_memory(batch) if self._pin_memory else batch
 
