@@ -209,7 +209,6 @@ class Engine:
                 self.scheduler.dispatch()
         batch = decode(head, buffers)
         self._stats.note(buffers, waited_s, self.scheduler.last_samples)
-        self.warn_if_outgrown()
         return batch
 
     def _refuse_foreign(self) -> None:
@@ -287,7 +286,7 @@ class Engine:
                 "that touches them: keep records in arrays or tensors, use fewer workers, or "
                 f"raise the budget to {format_budget(peak)}.",
                 BudgetWarning,
-                stacklevel=5,
+                stacklevel=4,  # this, _next_data, __next__, the loop
             )
 
     def _warn_of_hoarding(self) -> None:
@@ -301,7 +300,7 @@ class Engine:
             "process and no longer count against it. If that is not meant, keep batch.clone() of "
             "the parts that you need, or drop batches after use.",
             HoardingWarning,
-            stacklevel=5,
+            stacklevel=7,  # this, _lend, _open, take, _next_data, __next__, the loop
         )
 
     # -- the clock's side ----------------------------------------------------------------------

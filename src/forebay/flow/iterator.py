@@ -67,6 +67,7 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
                 self._shutdown_workers()
             self._engine.warn_if_outgrown()
             raise
+        self._engine.warn_if_outgrown()
         return torch_compat.pin_memory(batch) if self._pin_memory else batch
 
     @property
