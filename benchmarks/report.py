@@ -4,7 +4,7 @@ Covers: medians, spreads, ratios between neighbours in time, and markdown; pure,
 and no torch. Run as a program it prints the tables of a file of results, by default
 the newest, or writes them between the two marker lines of a page:
 
-    python benchmarks/report.py [results/FILE.json] [--page README.md]
+    python benchmarks/report.py [results/FILE.json ...] [--page README.md]
 """
 
 from __future__ import annotations
@@ -223,13 +223,14 @@ def write_page(page: Path, markdown: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?", type=Path, default=None)
+    parser.add_argument("files", nargs="*", type=Path, help="runs, one after the other")
     parser.add_argument("--page", type=Path, help="write there, between the marker lines")
     options = parser.parse_args()
-    path = options.file or newest("full") or newest()
-    if path is None:
+    found = newest("full") or newest()
+    paths = options.files or ([found] if found else [])
+    if not paths:
         raise SystemExit("There are no results yet. Run: python benchmarks/run.py")
-    markdown = render_markdown(load(path))
+    markdown = "\n\n".join(render_markdown(load(path)) for path in paths)
     if options.page:
         write_page(options.page, markdown)
     else:

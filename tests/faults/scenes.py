@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -288,4 +289,6 @@ def forked_child_exits(place: str) -> None:
 
 
 if __name__ == "__main__":
+    # A shell starts background jobs with SIGINT ignored, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     globals()[sys.argv[1]](**json.loads(sys.argv[2]))

@@ -10,6 +10,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,7 @@ def test_a_lambda_where_nothing_is_forked_is_refused_with_torchs_hint(method: st
 
 def test_a_loader_that_cannot_start_leaves_no_descriptor() -> None:
     loader = make_loader(collate_fn=lambda samples: samples, multiprocessing_context="spawn")
+    resource_tracker.ensure_running()  # a descriptor for the life of this process
     before = count_descriptors()
     with (
         pytest.warns(UserWarning, match="pickle"),

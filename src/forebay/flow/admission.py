@@ -143,6 +143,7 @@ class Admission:
         """
         spare = max(0, self.ledger.workers_bytes - self.ledger.workers_least_bytes)
         spare += stranded_bytes + self.ledger.promised_bytes
+        spare += self._asked_bytes - self.ledger.budget_bytes  # what is kept for such moments
         if self._is_lent_on_trust:
             spare += min(self._block_bytes(), self._held_across_bytes)
         return self._estimate_growth(size_bytes) <= self._read_free() + spare

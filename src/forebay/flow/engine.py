@@ -79,7 +79,7 @@ _HOARD_BYTES = 64 * MIB
 _ASK_PATIENCE_S = 0.2
 """How long `stats()` waits for the lock: a delivery holds it for far less."""
 
-_EXIT_PATIENCE_S = 5.0
+_EXIT_PATIENCE_S = 2.0
 """At exit another thread may sit in `next` for ever: then the workers are killed instead."""
 
 _WARM_FETCHES = 3
