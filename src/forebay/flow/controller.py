@@ -106,7 +106,3 @@ class Pace:
         """A reading took so long."""
         self._cost_s = cost_s
         self._due_s = time.monotonic() + max(READING_LEAST_S, READING_SHARE * cost_s)
-
-    def hurry(self) -> None:
-        """Something changed: read at the next tick."""
-        self._due_s = 0.0

@@ -111,8 +111,3 @@ class Order:
         stream = self._live[self._turn]
         self._turn += 1
         return stream
-
-
-def estimate_torchs_lead(prefetch_factor: int, num_streams: int) -> int:
-    """How many batches torch draws ahead of the consumer."""
-    return prefetch_factor * num_streams

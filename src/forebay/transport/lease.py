@@ -255,11 +255,6 @@ class Lender:
                 self._arena.split_off(parts.block, offset, length)
             parts.free.clear()
 
-    @property
-    def open_count(self) -> int:
-        """Leases that live."""
-        return len(self._open)
-
     def attach_bell(self, fd: int) -> None:
         """Where a finaliser writes when somebody waits for a lease; -1 for nowhere."""
         self._ended.bell = fd
