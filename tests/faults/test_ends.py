@@ -150,6 +150,19 @@ def test_an_iterator_in_a_reference_cycle_ends_with_the_collection(tmp_path: Pat
     assert exits(tmp_path) == [0, 1]
 
 
+def test_an_iterator_dropped_while_its_lock_is_held_ends_when_it_is_released(
+    tmp_path: Path,
+) -> None:
+    """As when the clock is in the middle of a tick: the finaliser may not wait for it."""
+    iterator: Any = iter(make_loader(tmp_path))
+    engine = iterator._engine
+    engine._lock.acquire()
+    del iterator
+    assert not engine._is_closed
+    engine._release()
+    assert engine._is_closed
+
+
 def test_an_iterator_may_be_collected_by_its_own_clock(tmp_path: Path) -> None:
     """The collector runs in any thread at any allocation, also while the clock holds the lock."""
     loader = make_loader(tmp_path)

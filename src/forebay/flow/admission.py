@@ -35,7 +35,8 @@ class Admission:
 
     Attributes:
         sizes: What results took of their blocks.
-        makings: What making them took beside, at its peak.
+        makings: What making them took beside, at its peak. Promised is the largest seen: which
+            batch is a giant is known only once it is made, and two may be made at once.
         totals: Buffers of a batch, wherever they travelled.
         in_flight_bytes: Blocks being written or waiting to be delivered.
         evictions: Ready batches that went to disk.
@@ -66,7 +67,7 @@ class Admission:
         self.ledger.arena_bytes = self.arena.touched_bytes
         if is_busy:
             return growth <= self.ledger.free_bytes
-        making = self.makings.estimate_next()
+        making = self.makings.largest_bytes
         if not isinstance(self.ledger.grant(worker, making, growth), Refusal):
             return True
         if not self._reclaim(making + growth - self.ledger.free_bytes):
@@ -76,7 +77,12 @@ class Admission:
 
     def force(self, worker: int) -> None:
         """For the head when nothing else runs: it is made first and asks for a block then."""
-        self.ledger.force(worker, self.makings.estimate_next())
+        self.ledger.force(worker, self.makings.largest_bytes)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether more than half of the budget is spoken for: then every fetch is metered."""
+        return self.ledger.free_bytes < self.ledger.budget_bytes // 2
 
     def settle(self, worker: int) -> None:
         """The worker has nothing to do any more."""
@@ -218,7 +224,7 @@ class Admission:
         block = ready.block.capacity_bytes
         ledger = self.ledger
         room = ledger.budget_bytes - ledger.workers_bytes - ledger.heap_bytes
-        room -= self.makings.estimate_next()
+        room -= self.makings.largest_bytes
         needed = self.lender.lent_bytes + block + max(self._block_bytes(), block)
         if needed <= room:
             return False

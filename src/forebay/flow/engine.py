@@ -316,12 +316,10 @@ class Engine:
             return False
         if not self._lock.acquire(blocking=False):
             return False
-        is_unwanted = False
         try:
             if self._is_closed:
                 return False
             if self._is_unwanted:
-                is_unwanted = True
                 return False
             self.scheduler.listen(0)
             self.scheduler.dispatch()
@@ -329,9 +327,7 @@ class Engine:
             self._look_after(now)
             is_away = now - self._delivered_s > tick_s
         finally:
-            self._lock.release()
-            if is_unwanted:
-                self.close()
+            self._release()
         if is_away:
             self.crew.wait(tick_s, self._clock.bell)
         return is_away
@@ -396,7 +392,7 @@ class Engine:
                 self.read_memory()
             return self._compose_stats()
         finally:
-            self._lock.release()
+            self._release()
 
     def _compose_stats(self) -> LoaderStats:
         arena_bytes = 0 if self._is_closed else self.arena.read_resident_bytes()
@@ -438,7 +434,7 @@ class Engine:
                 copied_bytes=self.lender.copied_bytes,
                 lost_bytes=self.lender.lost_bytes,
                 batch_bytes=self.admission.totals.estimate_next(),
-                making_bytes=self.admission.makings.estimate_next(),
+                making_bytes=self.admission.makings.largest_bytes,
                 width=scheduler.window.width,
                 most=scheduler.window.most,
                 evictions=self.admission.evictions,
@@ -450,7 +446,7 @@ class Engine:
     # -- the end -----------------------------------------------------------------------------------
 
     def close_soon(self) -> None:
-        """End everything, by the clock if the lock is not free.
+        """End everything; if the lock is not free, whoever holds it does so after releasing it.
 
         For finalisers: they run inside whatever holds the lock, also inside the clock's own
         tick, and must not wait for it.
@@ -458,6 +454,15 @@ class Engine:
         self._is_unwanted = True
         if not self._is_closed and self._lock.acquire(blocking=False):
             self._lock.release()
+            self.close()
+
+    def _release(self) -> None:
+        """Release the lock, and do what a finaliser could not do meanwhile.
+
+        It sets its mark before it tries the lock, so one that failed is always seen here.
+        """
+        self._lock.release()
+        if self._is_unwanted:
             self.close()
 
     def _is_over(self) -> bool:

@@ -293,7 +293,8 @@ class Scheduler:
     def _send(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
         load = self._loads[worker.number]
         now = time.monotonic()
-        is_metered = load.fetches < _METER_FIRST or now - load.metered_s > METER_EVERY_S
+        is_due = load.fetches < _METER_FIRST or now - load.metered_s > METER_EVERY_S
+        is_metered = is_due or self.admission.is_tight
         if is_metered:
             load.metered_s = now
         load.fetches += 1
