@@ -275,8 +275,12 @@ class Engine:
         return head, buffers
 
     def warn_if_outgrown(self) -> None:
-        """Say once that a reading was above the budget, in the thread that reads warnings."""
-        peak = self._stats.peak_bytes
+        """Say once that a reading was above the budget, in the thread that reads warnings.
+
+        Only after every worker has made some batches: what a first one of its kind takes is
+        known once it was made, and its overshoot is told by `explain()` alone.
+        """
+        peak = self._stats.warm_peak_bytes
         if peak > self._plan.budget_bytes and not self._has_warned_outgrown:
             self._has_warned_outgrown = True
             warnings.warn(
@@ -355,8 +359,9 @@ class Engine:
         if not reading.pids:
             return
         self._stats.workers_bytes = reading.workers_bytes
-        self._stats.note_footprint(reading.workers_bytes + self.arena.read_resident_bytes())
         self._reconcile(reading.workers_bytes)
+        footprint_bytes = reading.workers_bytes + self.arena.read_resident_bytes()
+        self._stats.note_footprint(footprint_bytes, is_warm=self._is_warm)
 
     def _reconcile(self, workers_bytes: int) -> None:
         """Replace the ledger's guess of idle workers by what was read.
@@ -509,6 +514,7 @@ class _Tally:
         self.wait_s = 0.0
         self.workers_bytes = 0
         self.peak_bytes = 0
+        self.warm_peak_bytes = 0
 
     def note(self, buffers: list[Any], waited_s: float, samples: int) -> None:
         self.batches += 1
@@ -516,8 +522,10 @@ class _Tally:
         self.bytes += sum(map(len, buffers))
         self.wait_s += waited_s
 
-    def note_footprint(self, footprint_bytes: int) -> None:
+    def note_footprint(self, footprint_bytes: int, *, is_warm: bool) -> None:
         self.peak_bytes = max(self.peak_bytes, footprint_bytes)
+        if is_warm:
+            self.warm_peak_bytes = max(self.warm_peak_bytes, footprint_bytes)
 
 
 def _read_cpu_s(pids: list[int]) -> float:

@@ -96,9 +96,9 @@ def _say_oddities(now: Situation) -> Iterator[str]:
     over = now.stats.peak_footprint_bytes - now.stats.budget_bytes
     if over > 0:
         yield (
-            f"the budget was exceeded by {format_bytes(over)}: the workers' own memory grew after "
-            "they were started (Python objects of the dataset are copied into each worker that "
-            "touches them). Keep records in arrays or tensors, or use fewer workers"
+            f"the budget was exceeded by {format_bytes(over)}: by a first batch of its kind, or by "
+            "Python objects of the dataset, which each worker that touches them copies. Keep "
+            "records in arrays or tensors, or use fewer workers"
         )
     if now.plan_reason:
         yield now.plan_reason
