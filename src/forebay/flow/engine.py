@@ -55,7 +55,7 @@ from forebay.transport.arena import Arena
 from forebay.transport.codec import decode
 from forebay.transport.lease import Lender, Ready
 from forebay.units import MIB, format_budget, format_bytes
-from forebay.workers.crew import Crew
+from forebay.workers.backend import start_crew
 from forebay.workers.messages import Failed, Keep
 
 if TYPE_CHECKING:
@@ -144,9 +144,8 @@ class Engine:
         self._readings: deque[int] = deque(maxlen=_READINGS)
         self._is_warm = False
         try:
-            self.crew = Crew(
-                context, job, self.arena, split_streams(job.num_streams, crew_plan.workers)
-            )
+            streams_of = split_streams(job.num_streams, crew_plan.workers)
+            self.crew = start_crew(context, job, self.arena, streams_of)
         except BaseException:
             self.arena.close()
             raise
