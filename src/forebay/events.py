@@ -50,3 +50,24 @@ class LoaderStats:
     window_bytes: int = 0
     worker_restarts: int = 0
     stance: Stance = "hold"
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A change of stance, or an act, with its reason.
+
+    Attributes:
+        t_s: Seconds since the iterator began.
+        stance: What the controller does from here on.
+        acts: Names of the acts, in order; empty for a change of stance alone.
+        because: The reason in words.
+        measured_bytes: The footprint then.
+        budget_bytes: The budget then.
+    """
+
+    t_s: float
+    stance: Stance
+    acts: tuple[str, ...]
+    because: str
+    measured_bytes: int
+    budget_bytes: int

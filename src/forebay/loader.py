@@ -25,12 +25,10 @@ from forebay.events import LoaderStats
 from forebay.flow.engine import Engine, Legacy
 from forebay.flow.iterator import InProcessIterator, LoaderIterator
 from forebay.flow.plan import Plan
-from forebay.memory.limits import headroom, memory_limit
+from forebay.memory.budget import Budget
+from forebay.memory.planner import Lessons
 from forebay.options import (
-    AutoBudget,
-    FixedBudget,
     OffBudget,
-    ShareBudget,
     parse_budget,
     parse_seeding,
     resolve_budget,
@@ -38,10 +36,6 @@ from forebay.options import (
 from forebay.workers.job import Job
 
 T_co = TypeVar("T_co", covariant=True)
-
-_AUTO_FRAC = 0.8
-"""Part of the headroom that "auto" takes: the controller's `hold` mark (docs/design.md).
-The rest is for what the training code allocates after iteration began."""
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -73,8 +67,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         memory_budget: The most bytes that may exist because of this loader (its worker
             processes' private memory, the batches in its arena). Bytes as an int, a size
             ("2GiB"), a share of the tightest limit that binds ("25%"), "auto" (four fifths
-            of what is free below that limit when iteration starts), or "off" (torch's own
-            engine, to tell faults apart). None takes `set_default_budget`'s, else the
+            of what is free below that limit, followed up and down), a `forebay.Budget`
+            that several loaders share, or "off" (torch's own engine, to tell faults
+            apart). None takes `set_default_budget`'s, else the
             environment's `FOREBAY_MEMORY_BUDGET`, else "auto".
         seeding: "torch": batch i is made by stream i mod num_workers, whose random state
             runs on, as torch does. "batch": the global generators are seeded before each
@@ -110,7 +105,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        memory_budget: int | str | None = None,
+        memory_budget: int | str | Budget | None = None,
         seeding: str = "torch",
         worker_exit_fn: Callable[[int], None] | None = None,
         **kwargs: Any,
@@ -158,21 +153,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self.num_workers == 0:
             return InProcessIterator(self, self.seeding, self._past.note_batch)
         self.check_worker_number_rationality()
-        size_bytes, source = _read_budget(budget)
         context = self.multiprocessing_context or torch.multiprocessing.get_context()
-        plan, legacy = self._make_plan(size_bytes, source), Legacy()
-        iterator = LoaderIterator(self, plan, self._make_job, context, legacy)
+        plan, legacy = self._make_plan(Budget.of(budget)), Legacy()
+        lessons = self._past.lessons
+        iterator = LoaderIterator(self, plan, self._make_job, context, legacy, lessons)
         self._past.note_engine(iterator._engine, legacy)  # noqa: SLF001 - our own iterator
         self._past.warn_once(iterator._engine.crew_plan.because)  # noqa: SLF001
         return iterator
 
-    def _make_plan(self, budget_bytes: int, limit_source: str) -> Plan:
+    def _make_plan(self, budget: Budget) -> Plan:
         is_iterable = torch_compat.is_iterable_kind(self._dataset_kind)
         is_quiet = is_iterable or torch_compat.draws_nothing_shared(self._index_sampler)
         lead = (self.prefetch_factor or 2) * self.num_workers
         return Plan(
-            budget_bytes=budget_bytes,
-            limit_source=limit_source,
+            budget=budget,
             lead=lead,
             most_ahead=lead,
             may_run_ahead=is_quiet and not self._has_prefetch_bound and not self.persistent_workers,
@@ -180,6 +174,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             in_order=self.in_order,
             batch_size=self.batch_size,
             may_merge=not is_iterable and self.worker_init_fn is None,
+            may_move=not is_iterable,
             is_bound=self.in_order and (is_iterable or self.seeding == "torch"),
             max_workers=self._max_workers,
             max_tokens=self._max_tokens,
@@ -240,6 +235,7 @@ class _Past:
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._latest: weakref.ref[Engine] | None = None
         self._legacy = Legacy()
+        self.lessons = Lessons()
         self._in_process = 0
         self._has_warned = False
         self._is_torchs = False
@@ -297,14 +293,3 @@ class _Past:
         """End the engines that are still alive."""
         for engine in list(self._engines):
             engine.close()
-
-
-def _read_budget(budget: FixedBudget | ShareBudget | AutoBudget) -> tuple[int, str]:
-    """Bytes, and which limit they were taken from."""
-    if isinstance(budget, FixedBudget):
-        return budget.size_bytes, ""
-    if isinstance(budget, ShareBudget):
-        limit = memory_limit()
-        return int(limit.bytes * budget.share.frac), f"{budget}, {limit.source}"
-    room = headroom()
-    return int(room.bytes * _AUTO_FRAC), f"auto: {_AUTO_FRAC:.0%} of what is free, {room.source}"

@@ -6,6 +6,7 @@ share or "auto" amounts to on this machine (memory/limits.py), or what fits (pla
 
 from __future__ import annotations
 
+import abc
 import math
 import numbers
 import os
@@ -57,7 +58,13 @@ class OffBudget:
         return "off"
 
 
-BudgetSpec: TypeAlias = FixedBudget | ShareBudget | AutoBudget | OffBudget
+class SharedBudget(abc.ABC):  # noqa: B024 - which class it is, is all that is asked here
+    """One budget for several loaders (memory/budget.py makes them)."""
+
+    __slots__ = ()
+
+
+BudgetSpec: TypeAlias = FixedBudget | ShareBudget | AutoBudget | OffBudget | SharedBudget
 
 _default: object = None
 
@@ -102,6 +109,8 @@ def parse_budget(raw: object) -> BudgetSpec:
         InvalidBudget: Text or a number that names no budget.
         InvalidBudgetType: Neither a number nor text.
     """
+    if isinstance(raw, SharedBudget):
+        return raw
     if isinstance(raw, str):
         return _parse_text(raw)
     if isinstance(raw, bool) or not isinstance(raw, numbers.Real):  # NumPy's numbers are Real

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from forebay.memory.ledger import Grant, Ledger, Refusal
+from forebay.memory.seats import Table
 from forebay.units import MIB
 
 SIZES = st.integers(0, 40)
@@ -73,7 +74,8 @@ class LedgerLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(100)
+        self.table = Table(100)
+        self.ledger = Ledger(self.table.sit())
         self.open: dict[int, int] = {}
 
     def vacant(self) -> int:
@@ -118,7 +120,7 @@ class LedgerLife(RuleBasedStateMachine):
     @rule(budget=st.integers(0, 200))
     def move_the_budget(self, budget: int) -> None:
         before = self.ledger.open_grants
-        self.ledger.budget_bytes = budget
+        self.table.resize(budget, budget)
         assert self.ledger.open_grants == before
 
     @invariant()

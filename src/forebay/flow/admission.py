@@ -14,7 +14,7 @@ from typing import Any, final
 
 from forebay.errors import BatchExceedsBudget, BudgetTooSmall, WorkersUnavailable
 from forebay.memory.ledger import Ledger, Refusal
-from forebay.memory.planner import SizeHistory
+from forebay.memory.planner import Lessons
 from forebay.transport.arena import Arena
 from forebay.transport.lease import Draft, Lender, Ready
 from forebay.transport.spill import Spilled, SpillFile
@@ -35,22 +35,24 @@ class Admission:
 
     Attributes:
         sizes: What results took of their blocks.
-        makings: What making them took beside, at its peak. Promised is the largest seen: which
-            batch is a giant is known only once it is made, and two may be made at once.
+        makings: What making them took beside, at its peak. Promised is the largest of this
+            epoch and the last, with a margin: which batch is a giant is known only once it is
+            made, and two may be made at once.
         totals: Buffers of a batch, wherever they travelled.
+        landings: Batches that were made, by this iterator.
         in_flight_bytes: Blocks being written or waiting to be delivered.
         evictions: Ready batches that went to disk.
     """
 
     def __init__(
-        self, arena: Arena, lender: Lender, ledger: Ledger, asked_bytes: int | None = None
+        self, arena: Arena, lender: Lender, ledger: Ledger, lessons: Lessons | None = None
     ) -> None:
         self.arena, self.lender, self.ledger = arena, lender, ledger
-        # The budget that the user gave, of which the ledger promises a part; for messages.
-        self._asked_bytes = ledger.budget_bytes if asked_bytes is None else asked_bytes
-        self.sizes = SizeHistory()
-        self.makings = SizeHistory()
-        self.totals = SizeHistory()
+        lessons = lessons or Lessons()
+        self.sizes = lessons.sizes
+        self.makings = lessons.makings
+        self.totals = lessons.totals
+        self.landings = 0
         self.in_flight_bytes = 0
         self.evictions = 0
         self._spill = SpillFile()
@@ -66,8 +68,8 @@ class Admission:
         growth = self._estimate_growth(size_bytes)
         self.ledger.arena_bytes = self.arena.touched_bytes
         if is_busy:
-            return growth <= self.ledger.free_bytes
-        making = self.makings.largest_bytes
+            return self.ledger.try_grow(growth)
+        making = self.makings.promise_bytes
         if not isinstance(self.ledger.grant(worker, making, growth), Refusal):
             return True
         if not self._reclaim(making + growth - self.ledger.free_bytes):
@@ -77,7 +79,7 @@ class Admission:
 
     def force(self, worker: int) -> None:
         """For the head when nothing else runs: it is made first and asks for a block then."""
-        self.ledger.force(worker, self.makings.largest_bytes)
+        self.ledger.force(worker, self.makings.promise_bytes)
 
     @property
     def is_tight(self) -> bool:
@@ -101,6 +103,7 @@ class Admission:
         if block is None:
             return None
         self.ledger.arena_bytes = self.arena.touched_bytes
+        self.ledger.sync()
         self.in_flight_bytes += block.capacity_bytes
         return Draft(block)
 
@@ -127,6 +130,7 @@ class Admission:
         """
         if done.made is not None and given_back == self.arena.times_given_back:
             self.makings.add(done.made.peak_bytes)
+        self.landings += 1
         self.sizes.add(done.used_bytes)
         self.totals.add(done.used_bytes or sum(map(len, done.inline)))
 
@@ -149,7 +153,7 @@ class Admission:
         """
         spare = max(0, self.ledger.workers_bytes - self.ledger.workers_least_bytes)
         spare += stranded_bytes + self.ledger.promised_bytes
-        spare += self._asked_bytes - self.ledger.budget_bytes  # what is kept for such moments
+        spare += self.ledger.seat.unpromised_bytes  # what is kept for such moments
         if self._is_lent_on_trust:
             spare += min(self._block_bytes(), self._held_across_bytes)
         return self._estimate_growth(size_bytes) <= self._read_free() + spare
@@ -183,7 +187,37 @@ class Admission:
         wanted = (width + 1) * round_up_to_page(self.sizes.estimate_next())
         surplus = self.arena.touched_bytes - max(used, wanted)
         if surplus > 0:
-            self._reclaim(min(surplus, self.arena.free_warm_bytes))
+            self.give_back(surplus)
+
+    def give_back(self, size_bytes: int) -> None:
+        """Free pages go back to the kernel, as many as there are up to `size_bytes`."""
+        self._reclaim(min(size_bytes, self.arena.free_warm_bytes + self.lender.idle_part_bytes))
+        self.ledger.sync()
+
+    def evict(self, landed: MutableMapping[int, Any], head: int, size_bytes: int) -> None:
+        """Ready batches go to disk, the one that is needed last first; their pages go back."""
+        gone = 0
+        for serial in sorted(landed, reverse=True):
+            if gone >= size_bytes:
+                break
+            ready = landed[serial]
+            if serial != head and isinstance(ready, Ready):
+                landed[serial] = self._evict(ready)
+                if landed[serial] is not ready:
+                    gone += ready.block.capacity_bytes
+        self.give_back(gone)
+
+    def count_evictable(self, landed: MutableMapping[int, Any], head: int) -> int:
+        """Bytes of ready batches that may wait on disk: all but the one that comes next."""
+        return sum(
+            ready.block.capacity_bytes
+            for serial, ready in landed.items()
+            if serial != head and isinstance(ready, Ready)
+        )
+
+    def estimate_batch(self) -> int:
+        """What one more batch takes: its block, and what making it takes beside."""
+        return self._block_bytes() + self.makings.promise_bytes
 
     def drop_landed(self, landed: Any) -> None:
         """A batch of a broken epoch is not wanted."""
@@ -224,7 +258,7 @@ class Admission:
         block = ready.block.capacity_bytes
         ledger = self.ledger
         room = ledger.budget_bytes - ledger.workers_bytes - ledger.heap_bytes
-        room -= self.makings.largest_bytes
+        room -= self.makings.promise_bytes
         needed = self.lender.lent_bytes + block + max(self._block_bytes(), block)
         if needed <= room:
             return False
@@ -248,7 +282,7 @@ class Admission:
         self, number: int, size_bytes: int, batch_size: int | None, *, is_first: bool
     ) -> BaseException:
         """The error for a batch that does not fit beside what the consumer holds."""
-        ledger, asked = self.ledger, self._asked_bytes
+        ledger, asked = self.ledger, self.ledger.seat.whole_bytes
         workers = min(ledger.workers_bytes, ledger.workers_least_bytes)
         beside = workers + self.lender.lent_bytes
         # Of the budget that is needed, too, only a part is promised.

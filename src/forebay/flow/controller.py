@@ -1,108 +1,318 @@
-"""The clock: reads what the loader costs, and pumps while the consumer is away.
+"""read -> reconcile -> decide -> apply: the way of one reading.
 
-Covers: one thread an iterator that (a) takes in what workers say while the consumer
-computes, so that needs are served and the window fills, and (b) reads the processes'
-memory now and then, on at most 1 % of one core. Does not cover: deciding (memory/).
+Covers: when to read what, the facts that a decision needs, and carrying out its acts. Does
+not cover: deciding (memory/policy.py), or the thread that comes by (clock.py).
 
-The thread holds no reference to the iterator, only a weak one to its engine: an iterator
-that nobody can reach any more is collected, and its engine with it, as if there were no
-thread.
+Two kinds of reading. A *look*, five times a second and some 0.3 ms: headroom, the arena's
+pages, and, where the loader's processes are alone in their memory group, the group's own
+sum, which is exact. A *full reading* walks the page tables of all processes (16 ms a GiB),
+on at most 1 % of one core. Between two full readings without such a group, what is known of
+the workers is the last one and how fast they grew.
+
+Runs under the engine's lock, in whichever thread pumps.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import threading
+import logging
 import time
-import weakref
+from collections import deque
 from typing import TYPE_CHECKING, final
 
+from forebay.events import Decided, Stance
+from forebay.flow.clock import LOOK_S, Pace
+from forebay.memory.crew_account import WARM_FETCHES, CrewAccount
+from forebay.memory.limits import headroom
+from forebay.memory.policy import (
+    Act,
+    AddToken,
+    Decision,
+    Evict,
+    GiveBack,
+    Merge,
+    Narrow,
+    Policy,
+    Position,
+    Recycle,
+    Split,
+    TakeToken,
+    Trim,
+    WorkerFact,
+)
+from forebay.workers.messages import Keep
+
 if TYPE_CHECKING:
-    from forebay.flow.engine import Engine
+    from forebay.flow.scheduler import Scheduler
+    from forebay.memory.budget import Budget
+    from forebay.memory.probe import Probe
+    from forebay.memory.readings import FootprintReading
 
-TICK_S = 0.05
-"""20 Hz: a twentieth of the second within which the loader must follow a change."""
+_log = logging.getLogger("forebay")
 
-READING_SHARE = 100
-"""Between two readings lies a hundred times what the last one took: 1 % of one core."""
+_IDLE_S = 1.0
+"""A consumer that has been away for so long is idle: another loader's is not."""
 
-READING_LEAST_S = 0.2
-"""And never less than this: four readings a second show any growth that matters."""
+_PRESSURE_S = 1.0
+"""Between two readings of PSI: it is an average over 10 s."""
+
+_EVENTS = 64
+"""Decisions that are kept for `explain()`."""
+
+_TRIMMED_BYTES = 0
+"""Heap that workers keep while memory is short."""
 
 
 @final
-class Clock:
-    """Ticks until its engine is closed or gone. One thread, named for what it is.
+class Controller:
+    """Follows one iterator's memory.
 
     Attributes:
-        bell: A descriptor; whoever writes eight bytes to it wakes the thread at once.
+        events: The latest decisions that changed something.
+        peak_bytes: The largest footprint seen.
+        warm_peak_bytes: The same since every worker made its first batches.
+        workers_bytes: Of the latest reading.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.bell = _make_bell()
-        self._is_stopped = False
-        self._thread = threading.Thread(
-            target=_run, args=(weakref.ref(engine), self), name="forebay-clock", daemon=True
-        )
-        self._thread.start()
+    def __init__(
+        self, scheduler: Scheduler, budget: Budget, probe: Probe, main_pid: int, guess_bytes: int
+    ) -> None:
+        self._scheduler = scheduler
+        self._budget = budget
+        self._probe = probe
+        self._main_pid = main_pid
+        self._crew = scheduler.crew
+        self._admission = scheduler.admission
+        self._ledger = scheduler.admission.ledger
+        self._arena = scheduler.admission.arena
+        self._policy = Policy()
+        self._pace = Pace()
+        self._account = CrewAccount(guess_bytes)
+        self._guess_bytes = guess_bytes
+        self._began_s = time.monotonic()
+        self._looked_s = 0.0
+        self._pressure_s = 0.0
+        self._pressure_frac = 0.0
+        self._has_trimmed = False
+        self._most_tokens = scheduler.roster.tokens
+        self._most_workers = len(self._crew.workers)
+        self._private: dict[int, deque[int]] = {}  # worker -> latest private bytes
+        self._base: dict[int, int] = {}  # worker -> private bytes once it was warm
+        self.events: deque[Decided] = deque(maxlen=_EVENTS)
+        self.workers_bytes = 0
+        self.peak_bytes = 0
+        self.warm_peak_bytes = 0
+        self._book()
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether the thread is to end."""
-        return self._is_stopped
+    def stance(self) -> Stance:
+        """What it does now."""
+        return self._policy.stance
 
-    def stop(self) -> None:
-        """End the thread; from within it, ask it to end."""
-        self._is_stopped = True
-        if threading.current_thread() is not self._thread:
-            self.ring()
-            self._thread.join()
+    @property
+    def moves(self) -> int:
+        """How often streams changed their process."""
+        return self._scheduler.roster.moves.done
 
-    def ring(self) -> None:
-        """Wake the thread."""
-        if self.bell >= 0:
-            os.write(self.bell, (1).to_bytes(8, "little"))
+    # -- read -------------------------------------------------------------------------------
 
+    def look(self, now_s: float, *, is_waiting: bool, away_s: float) -> None:
+        """See how things stand, if it is time to, and act on it.
 
-def _make_bell() -> int:
-    """An eventfd; -1 where there is none (then the clock just ticks)."""
-    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if hasattr(os, "eventfd") else -1
+        Args:
+            now_s: Monotonic.
+            is_waiting: Whether the consumer waits.
+            away_s: How long it has been away.
+        """
+        self._ledger.seat.wanted_bytes = self._count_wanted() if is_waiting else 0
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        self._follow()
+        if self._pace.is_due(now_s):
+            self.read(now_s)
+        self._apply(self._decide(now_s, is_waiting=is_waiting, away_s=away_s))
 
+    def read(self, now_s: float) -> None:
+        """One full reading of the processes: replaces the ledger's guess of the workers."""
+        began = time.perf_counter()
+        reading = self._probe.read_footprint(self._main_pid, [self._crew.zygote_pid])
+        self._pace.note(now_s, time.perf_counter() - began)
+        if reading.pids:
+            self._note_privates(reading)
+            self._note_workers(now_s, reading.workers_bytes)
 
-def _run(reference: weakref.ref[Engine], clock: Clock) -> None:
-    poller = select.poll()
-    if clock.bell >= 0:
-        poller.register(clock.bell, select.POLLIN)
-    while not clock.is_stopped:
-        if poller.poll(TICK_S * 1000):
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(clock.bell)
-        engine = reference()
-        if engine is None:
-            break
-        while engine.try_tick(TICK_S):
-            pass
-        del engine
-    if clock.bell >= 0:
-        os.close(clock.bell)
-        clock.bell = -1
+    def _follow(self) -> None:
+        """The budget follows what the machine has left."""
+        self._budget.follow(headroom(self._probe))
 
+    def _note_workers(self, now_s: float, workers_bytes: int) -> None:
+        self.workers_bytes = workers_bytes
+        is_warm = self._admission.landings >= WARM_FETCHES * len(self._crew.workers)
+        self._account.note(now_s, workers_bytes, self._ledger.promised_bytes, is_warm=is_warm)
+        self._book()
+        footprint = workers_bytes + self._arena.read_resident_bytes()
+        self.peak_bytes = max(self.peak_bytes, footprint)
+        if self._account.is_warm:
+            self.warm_peak_bytes = max(self.warm_peak_bytes, footprint)
 
-@final
-class Pace:
-    """When to read memory again, so that reading stays below its share of a core."""
+    def _book(self) -> None:
+        self._ledger.workers_bytes = self._account.booked_bytes
+        self._ledger.workers_least_bytes = self._account.least_bytes
+        self._ledger.sync()
 
-    def __init__(self) -> None:
-        self._due_s = 0.0
-        self._cost_s = 0.0
+    def _note_privates(self, reading: FootprintReading) -> None:
+        private = dict(reading.by_pid)
+        roster = self._scheduler.roster
+        for worker in self._crew.workers:
+            size = private.get(worker.known_pid or -1)
+            if size is None:
+                continue
+            latest = self._private.setdefault(worker.number, deque(maxlen=2))
+            latest.append(size)
+            if roster.count_fetches(worker) >= WARM_FETCHES:
+                base = self._base.get(worker.number, size)
+                self._base[worker.number] = min(base, size)
 
-    def is_due(self) -> bool:
-        """Whether the time has come."""
-        return time.monotonic() >= self._due_s
+    def _count_wanted(self) -> int:
+        if not self._scheduler.is_short:
+            return 0
+        return max(1, self._admission.estimate_batch() - self._ledger.free_bytes)
 
-    def note(self, cost_s: float) -> None:
-        """A reading took so long."""
-        self._cost_s = cost_s
-        self._due_s = time.monotonic() + max(READING_LEAST_S, READING_SHARE * cost_s)
+    # -- reconcile and decide -----------------------------------------------------------------
+
+    def _decide(self, now_s: float, *, is_waiting: bool, away_s: float) -> Decision:
+        position = self._take_position(now_s, is_waiting=is_waiting, away_s=away_s)
+        before = self._policy.stance
+        decision = self._policy.decide(position)
+        if decision.stance != before or decision.acts:
+            self._tell(now_s, position, decision)
+        return decision
+
+    def _take_position(self, now_s: float, *, is_waiting: bool, away_s: float) -> Position:
+        seat, roster, admission = self._ledger.seat, self._scheduler.roster, self._admission
+        balance = self._ledger.reconcile(self.workers_bytes, self._arena.read_resident_bytes())
+        settled = not roster.moves.is_busy
+        return Position(
+            t_s=now_s,
+            budget_bytes=seat.whole_bytes,
+            promised_bytes=seat.allowance_bytes,
+            accounted_bytes=balance.accounted_bytes,
+            unaccounted_bytes=balance.unaccounted_bytes,
+            growth_bytes_per_s=self._account.growth_bytes_per_s,
+            horizon_s=self._pace.interval_s,
+            batch_bytes=admission.estimate_batch(),
+            free_pages_bytes=self._arena.free_warm_bytes,
+            ready_bytes=self._scheduler.count_evictable_bytes(),
+            asked_bytes=seat.asked_bytes,
+            pressure_frac=self._read_pressure(now_s),
+            is_waiting=is_waiting,
+            is_short=self._scheduler.is_short,
+            is_idle=away_s >= _IDLE_S,
+            tokens=min(roster.tokens, len(self._crew.workers)),
+            least_tokens=roster.least_tokens,
+            most_tokens=self._most_tokens,
+            width=self._scheduler.window.width,
+            workers=tuple(self._find_facts(settled=settled)),
+            can_merge=settled and self._scheduler.settings.may_merge and self._has_two(),
+            can_split=settled and self._can_split(),
+            cause=self._budget.source,
+        )
+
+    def _find_facts(self, *, settled: bool) -> list[WorkerFact]:
+        may_move = settled and self._scheduler.settings.may_move
+        facts = []
+        for worker in self._crew.workers:
+            base = self._base.get(worker.number)
+            latest = self._private.get(worker.number)
+            grown = min(latest) - base if base is not None and latest else 0
+            facts.append(WorkerFact(worker.number, max(0, grown), may_move))
+        return facts
+
+    def _has_two(self) -> bool:
+        return self._scheduler.roster.find_merge() is not None
+
+    def _can_split(self) -> bool:
+        workers = self._crew.workers
+        if len(workers) >= self._most_workers:
+            return False
+        one = self._account.booked_bytes // max(1, len(workers))
+        fits = self._account.booked_bytes + one <= self._ledger.budget_bytes // 2
+        return fits and self._scheduler.roster.find_split() is not None
+
+    def _read_pressure(self, now_s: float) -> float:
+        if now_s - self._pressure_s >= _PRESSURE_S:
+            self._pressure_s = now_s
+            pressure = self._probe.read_pressure()
+            # The host's pressure is not ours while a group's limit binds below the host's.
+            is_ours = pressure is not None and (
+                pressure.source != "host" or self._budget.is_bound_by_host
+            )
+            self._pressure_frac = pressure.some_avg10_frac if pressure and is_ours else 0.0
+        return self._pressure_frac
+
+    def _tell(self, now_s: float, position: Position, decision: Decision) -> None:
+        event = Decided(
+            t_s=now_s - self._began_s,
+            stance=decision.stance,
+            acts=tuple(type(act).__name__ for act in decision.acts),
+            because=decision.because,
+            measured_bytes=position.measured_bytes,
+            budget_bytes=position.budget_bytes,
+        )
+        self.events.append(event)
+        _log.info("%s %s: %s", event.stance, ", ".join(event.acts), event.because)
+
+    # -- apply ----------------------------------------------------------------------------------
+
+    def _apply(self, decision: Decision) -> None:
+        scheduler = self._scheduler
+        self._keep_heaps(is_short=decision.stance in {"shrink", "pause"})
+        scheduler.window.may_widen = decision.stance == "grow"
+        scheduler.is_paused = decision.stance == "pause"
+        for act in decision.acts:
+            self._act(act)
+        if any(isinstance(act, GiveBack | Evict) for act in decision.acts):
+            self._ledger.sync()
+
+    def _act(self, act: Act) -> None:
+        scheduler, roster = self._scheduler, self._scheduler.roster
+        if isinstance(act, GiveBack):
+            self._admission.give_back(act.size_bytes)
+        elif isinstance(act, Evict):
+            scheduler.evict(act.size_bytes)
+        elif isinstance(act, Trim):
+            self._has_trimmed = True
+            self._tell_keep(_TRIMMED_BYTES)
+        elif isinstance(act, Narrow):
+            scheduler.window.narrow()
+        elif isinstance(act, TakeToken):
+            roster.take_token()
+        elif isinstance(act, AddToken):
+            roster.add_token()
+        elif isinstance(act, Recycle):
+            self._recycle(act.worker)
+        elif isinstance(act, Merge):
+            pair = roster.find_merge()
+            if pair is not None:
+                roster.moves.merge(*pair)
+        else:
+            assert isinstance(act, Split)
+            fullest = roster.find_split()
+            if fullest is not None:
+                roster.moves.split(fullest)
+
+    def _keep_heaps(self, *, is_short: bool) -> None:
+        if self._has_trimmed and not is_short:
+            self._has_trimmed = False
+            self._tell_keep(self._scheduler.settings.keep_bytes)
+
+    def _tell_keep(self, size_bytes: int) -> None:
+        for worker in self._crew.workers:
+            self._crew.tell(worker, Keep(size_bytes))
+
+    def _recycle(self, number: int) -> None:
+        for worker in self._crew.workers:
+            if worker.number == number and not worker.has_ended:
+                self._base.pop(number, None)
+                self._private.pop(number, None)
+                self._scheduler.roster.moves.recycle(worker)

@@ -16,7 +16,6 @@ import threading
 import time
 import warnings
 import weakref
-from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -30,17 +29,17 @@ from forebay.errors import (
 )
 from forebay.events import LoaderStats
 from forebay.flow.admission import Admission
-from forebay.flow.controller import Clock, Pace
+from forebay.flow.clock import LOOK_S, Clock
+from forebay.flow.controller import Controller
 from forebay.flow.explanation import Situation, explain
 from forebay.flow.flight import End, Inline, Refused
 from forebay.flow.plan import (
     Plan,
     decide_crew,
-    decide_heap_share,
-    decide_promised,
     decide_reserve,
     make_order,
     make_settings,
+    take_seat,
 )
 from forebay.flow.scheduler import Scheduler
 from forebay.memory.ledger import Ledger
@@ -48,6 +47,8 @@ from forebay.memory.planner import (
     PARKED_BYTES,
     WORKER_BYTES,
     ZYGOTE_BYTES,
+    CrewPlan,
+    Lessons,
     split_streams,
 )
 from forebay.memory.probe import Probe
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 
     from forebay.workers.job import Job
 
-_WAIT_S = 1.0
+_WAIT_S = LOOK_S
 """Longest single wait in `next`: then the clock's work is done in passing."""
 
 _BLOCKED_WAIT_S = 0.02
@@ -81,13 +82,6 @@ _ASK_PATIENCE_S = 0.2
 
 _EXIT_PATIENCE_S = 2.0
 """At exit another thread may sit in `next` for ever: then the workers are killed instead."""
-
-_WARM_FETCHES = 3
-"""Fetches of each worker after which it has touched what it usually touches."""
-
-_READINGS = 4
-"""Latest readings that count: growth shows after as many, at least a second."""
-
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -117,16 +111,26 @@ class Engine:
         NestedLoader: This process may not start others.
     """
 
-    def __init__(self, plan: Plan, job: Job, context: Any, legacy: Legacy) -> None:
-        crew_plan = decide_crew(plan, job.num_streams)
+    def __init__(
+        self, plan: Plan, job: Job, context: Any, legacy: Legacy, lessons: Lessons
+    ) -> None:
+        lessons.begin_epoch()
+        seat = take_seat(plan, job.num_streams)
+        try:
+            crew_plan = decide_crew(plan, seat, job.num_streams)
+            self.arena = Arena(decide_reserve(plan.budget, seat.whole_bytes, Probe()))
+        except BaseException:
+            seat.leave()
+            raise
         self._legacy = legacy
+        self._lessons = lessons
         self._plan = plan
         self._job = job
+        self._seat = seat
         self.crew_plan = crew_plan
         self._owner_pid = os.getpid()
         self._lock = threading.Lock()
         self._probe = Probe()
-        self._pace = Pace()
         self._is_closed = False
         self._is_unwanted = False
         self._is_exhausted = False
@@ -134,32 +138,31 @@ class Engine:
         self._delivered_s = time.monotonic()
         self._lone_cpu_s = 0.0
         self._lone_since_s = time.monotonic()
-        self.arena = Arena(decide_reserve(plan.budget_bytes, self._probe))
         self.lender = Lender(self.arena)
-        self.ledger = Ledger(decide_promised(plan.budget_bytes))
-        parked = max(0, crew_plan.workers - crew_plan.tokens)
-        self._guess_bytes = ZYGOTE_BYTES + crew_plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
-        self.ledger.workers_bytes = self._guess_bytes
-        self.ledger.workers_least_bytes = self._guess_bytes
-        self._readings: deque[int] = deque(maxlen=_READINGS)
-        self._is_warm = False
+        self.ledger = Ledger(seat)
+        guess_bytes = _guess_workers(crew_plan)
+        self.ledger.workers_bytes = self.ledger.workers_least_bytes = guess_bytes
+        self.ledger.sync()
         try:
             streams_of = split_streams(job.num_streams, crew_plan.workers)
             self.crew = start_crew(context, job, self.arena, streams_of)
         except BaseException:
             self.arena.close()
+            seat.leave()
             raise
-        self.admission = Admission(self.arena, self.lender, self.ledger, plan.budget_bytes)
+        self.admission = Admission(self.arena, self.lender, self.ledger, lessons)
         self.scheduler = Scheduler(
             self.crew,
             self.admission,
             make_order(plan, job),
-            make_settings(plan, job, crew_plan),
+            make_settings(plan, seat, job, crew_plan),
+        )
+        self.controller = Controller(
+            self.scheduler, plan.budget, self._probe, self._owner_pid, guess_bytes
         )
         self._stats = _Tally()
-        keep = decide_heap_share(plan.budget_bytes, crew_plan.workers)
         for worker in self.crew.workers:
-            self.crew.tell(worker, Keep(keep))
+            self.crew.tell(worker, Keep(self.scheduler.settings.keep_bytes))
         self._has_warned_hoarding = False
         self._has_warned_outgrown = False
         _engines.add(self)
@@ -172,6 +175,8 @@ class Engine:
         """Draw the first tickets and hand them out."""
         with self._lock:
             self._is_exhausted = False
+            if not is_first:
+                self._lessons.begin_epoch()
             self.scheduler.start_epoch(sampler, is_first=is_first)
 
     def take(self, timeout_s: float) -> Any:
@@ -202,6 +207,7 @@ class Engine:
             now = time.monotonic()
             self.scheduler.note_delivery(waited_s, now - self._delivered_s)
             self._delivered_s = now
+            self.controller.look(now, is_waiting=waited_s > 0, away_s=0.0)
             try:
                 head, buffers = self._open(landed)
             finally:
@@ -279,12 +285,14 @@ class Engine:
         Only after every worker has made some batches: what a first one of its kind takes is
         known once it was made, and its overshoot is told by `explain()` alone.
         """
-        peak = self._stats.warm_peak_bytes
-        if peak > self._plan.budget_bytes and not self._has_warned_outgrown:
+        peak, budget_bytes = self.controller.warm_peak_bytes, self._seat.whole_bytes
+        if not self._plan.budget.is_fixed or not self._seat.is_alone:
+            return  # what it is now says nothing of what it was at the peak
+        if peak > budget_bytes and not self._has_warned_outgrown:
             self._has_warned_outgrown = True
             warnings.warn(
                 f"the loader's footprint was {format_bytes(peak)}, above its memory_budget of "
-                f"{format_bytes(self._plan.budget_bytes)}: the workers' own memory grew after "
+                f"{format_bytes(budget_bytes)}: the workers' own memory grew after "
                 "they were started. Python objects of the dataset are copied into each worker "
                 "that touches them: keep records in arrays or tensors, use fewer workers, or "
                 f"raise the budget to {format_budget(peak)}.",
@@ -299,7 +307,7 @@ class Engine:
         self._has_warned_hoarding = True
         warnings.warn(
             f"the training code keeps delivered batches: {format_bytes(kept)} were copied out of "
-            f"the loader's budget of {format_bytes(self._plan.budget_bytes)} to the heap of this "
+            f"the loader's budget of {format_bytes(self._seat.whole_bytes)} to the heap of this "
             "process and no longer count against it. If that is not meant, keep batch.clone() of "
             "the parts that you need, or drop batches after use.",
             HoardingWarning,
@@ -337,50 +345,18 @@ class Engine:
 
     def _look_after(self, now_s: float) -> None:
         """What is to be done now and then, by whoever holds the lock."""
-        if self._pace.is_due():
-            self.read_memory()
+        away_s = 0.0 if self._is_consumer_here else now_s - self._delivered_s
+        self.controller.look(now_s, is_waiting=self._is_consumer_here, away_s=away_s)
         if self.scheduler.waits_for_token and now_s - self.scheduler.heard_s > _LONE_S:
             self._rescue_lone_fetch(now_s)
 
     def _rescue_lone_fetch(self, now_s: float) -> None:
-        cpu_s = _read_cpu_s(self.scheduler.busy_pids())
+        cpu_s = _read_cpu_s(self.scheduler.roster.busy_pids())
         if cpu_s - self._lone_cpu_s > 0.1 * _LONE_S:  # it works: leave it alone
             self._lone_cpu_s, self._lone_since_s = cpu_s, now_s
         elif now_s - self._lone_since_s > _LONE_S:
             self._lone_since_s = now_s
             self.scheduler.add_token()
-
-    def read_memory(self) -> None:
-        """One full reading of the processes: replaces the ledger's guess of the workers."""
-        began = time.perf_counter()
-        reading = self._probe.read_footprint(self._owner_pid, [self.crew.zygote_pid])
-        self._pace.note(time.perf_counter() - began)
-        if not reading.pids:
-            return
-        self._stats.workers_bytes = reading.workers_bytes
-        self._reconcile(reading.workers_bytes)
-        footprint_bytes = reading.workers_bytes + self.arena.read_resident_bytes()
-        self._stats.note_footprint(footprint_bytes, is_warm=self._is_warm)
-
-    def _reconcile(self, workers_bytes: int) -> None:
-        """Replace the ledger's guess of idle workers by what was read.
-
-        A reading is the idle workers and whatever fetches hold at that moment, never less.
-        So the least of the latest ones is the closest bound from above; fetches have their
-        own promises. While workers do things for the first time the guess still counts.
-        """
-        if (
-            not self._is_warm
-            and self.admission.sizes.seen >= _WARM_FETCHES * self.crew_plan.workers
-        ):
-            self._is_warm = True
-            self._readings.clear()
-            self.ledger.workers_least_bytes = workers_bytes
-        self._readings.append(workers_bytes)
-        least = min(self._readings)
-        if self._is_warm:
-            self.ledger.workers_least_bytes = min(self.ledger.workers_least_bytes, least)
-        self.ledger.workers_bytes = least if self._is_warm else max(self._guess_bytes, least)
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -393,7 +369,7 @@ class Engine:
         try:
             if not self._is_closed:
                 self.lender.settle()
-                self.read_memory()
+                self.controller.read(time.monotonic())
             return self._compose_stats()
         finally:
             self._release()
@@ -402,21 +378,23 @@ class Engine:
         arena_bytes = 0 if self._is_closed else self.arena.read_resident_bytes()
         sizes = self.admission.sizes.estimate_next()
         tally = self._stats
-        footprint = tally.workers_bytes + arena_bytes
+        workers_bytes = self.controller.workers_bytes
+        footprint = workers_bytes + arena_bytes
         return LoaderStats(
             batches=tally.batches,
             samples=tally.samples,
             delivered_bytes=tally.bytes,
             consumer_wait_s=tally.wait_s,
-            budget_bytes=self._plan.budget_bytes,
+            budget_bytes=self._seat.whole_bytes,
             footprint_bytes=footprint,
-            peak_footprint_bytes=max(tally.peak_bytes, footprint),
+            peak_footprint_bytes=max(self.controller.peak_bytes, footprint),
             arena_bytes=arena_bytes,
-            workers_private_bytes=tally.workers_bytes,
+            workers_private_bytes=workers_bytes,
             in_flight_bytes=self.admission.in_flight_bytes,
             held_by_consumer_bytes=self.lender.lent_bytes + self.lender.copied_bytes,
             workers=sum(not worker.has_ended for worker in self.crew.workers),
             window_bytes=self.scheduler.window.width * sizes,
+            stance=self.controller.stance,
         )
 
     def explain(self) -> list[str]:
@@ -428,9 +406,9 @@ class Engine:
         return explain(
             Situation(
                 stats=stats,
-                limit_source=self._plan.limit_source,
+                limit_source=self._plan.budget.source,
                 num_streams=self._job.num_streams,
-                tokens=scheduler.tokens,
+                tokens=scheduler.roster.tokens,
                 start_method=self.crew.start_method,
                 plan_reason=self.crew_plan.because,
                 found_unpickling=hatched.found if hatched is not None else (),
@@ -443,6 +421,8 @@ class Engine:
                 most=scheduler.window.most,
                 evictions=self.admission.evictions,
                 is_short=scheduler.is_short,
+                moves=self.controller.moves,
+                events=tuple(self.controller.events),
                 unmeasured=tuple(sorted(self._probe.degraded)),
             )
         )
@@ -487,7 +467,7 @@ class Engine:
         try:
             if self._is_over():  # by another thread, meanwhile
                 return
-            self.read_memory()
+            self.controller.read(time.monotonic())
             self._legacy.stats = self._compose_stats()
             self._legacy.lines = self._compose_lines(self._legacy.stats)
             self._legacy.stats = replace(self._legacy.stats, workers=0)
@@ -496,6 +476,7 @@ class Engine:
             self.crew.retire()
             self.admission.close()
             self.arena.close()
+            self._seat.leave()
             _engines.discard(self)
         finally:
             self._lock.release()
@@ -511,9 +492,6 @@ class _Tally:
         self.samples = 0
         self.bytes = 0
         self.wait_s = 0.0
-        self.workers_bytes = 0
-        self.peak_bytes = 0
-        self.warm_peak_bytes = 0
 
     def note(self, buffers: list[Any], waited_s: float, samples: int) -> None:
         self.batches += 1
@@ -521,10 +499,11 @@ class _Tally:
         self.bytes += sum(map(len, buffers))
         self.wait_s += waited_s
 
-    def note_footprint(self, footprint_bytes: int, *, is_warm: bool) -> None:
-        self.peak_bytes = max(self.peak_bytes, footprint_bytes)
-        if is_warm:
-            self.warm_peak_bytes = max(self.warm_peak_bytes, footprint_bytes)
+
+def _guess_workers(plan: CrewPlan) -> int:
+    """What zygote and workers may take, before anything was read."""
+    parked = max(0, plan.workers - plan.tokens)
+    return ZYGOTE_BYTES + plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
 
 
 def _read_cpu_s(pids: list[int]) -> float:

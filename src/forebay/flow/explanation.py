@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forebay.events import LoaderStats
+from forebay.events import Decided, LoaderStats
 from forebay.units import format_bytes
 
 
@@ -26,6 +26,8 @@ class Situation:
         batch_bytes, making_bytes: A usual batch, and what making it takes beside.
         width, most: The window, in batches.
         evictions: Ready batches that went to disk.
+        moves: How often streams changed their process.
+        events: The latest decisions on memory.
         is_short: Whether memory is what holds the next fetch back.
         unmeasured: Readings that this system does not give.
     """
@@ -46,12 +48,14 @@ class Situation:
     most: int
     evictions: int
     is_short: bool
+    moves: int
+    events: tuple[Decided, ...]
     unmeasured: tuple[str, ...]
 
 
 def explain(now: Situation) -> list[str]:
     """One sentence a line."""
-    return [*_say_bytes(now), *_say_flow(now), *_say_oddities(now)]
+    return [*_say_bytes(now), *_say_flow(now), *_say_decisions(now), *_say_oddities(now)]
 
 
 def _say_bytes(now: Situation) -> Iterator[str]:
@@ -89,6 +93,21 @@ def _say_flow(now: Situation) -> Iterator[str]:
         yield (
             "memory holds the next fetch back: "
             f"{format_bytes(more)} more budget would let another run"
+        )
+
+
+_LAST = 3
+"""Decisions that are told in words; the log has them all."""
+
+
+def _say_decisions(now: Situation) -> Iterator[str]:
+    for event in now.events[-_LAST:]:
+        acts = f" ({', '.join(event.acts)})" if event.acts else ""
+        yield f"at {event.t_s:.1f} s: {event.stance}{acts}, since {event.because}"
+    if now.moves:
+        yield (
+            f"streams went on in another process {now.moves} time(s), to keep the budget: order "
+            "and the global generators went along, what the dataset object had kept did not"
         )
 
 

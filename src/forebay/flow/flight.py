@@ -6,13 +6,13 @@ cover: moving a ticket from one to the next (scheduler.py).
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 from forebay.flow.order import Ticket
 from forebay.transport.lease import Draft, Ready
 from forebay.transport.spill import Spilled
+from forebay.units import MIB
 from forebay.workers.crew import WorkerProcess
 from forebay.workers.messages import Failed
 
@@ -31,6 +31,9 @@ class Settings:
         in_order: torch's `in_order`.
         batch_size: For messages; None when batches are the sampler's.
         tokens: Fetches at once.
+        may_move: Whether streams can go on in another process.
+        may_merge: Whether several may share one.
+        keep_bytes: Freed heap that each worker may keep.
     """
 
     num_streams: int
@@ -41,6 +44,9 @@ class Settings:
     in_order: bool
     batch_size: int | None
     tokens: int
+    may_move: bool = False
+    may_merge: bool = False
+    keep_bytes: int = 16 * MIB
 
 
 @final
@@ -88,18 +94,6 @@ class End:
 
 Landed: TypeAlias = Ready | Spilled | Inline | Failed | Refused | Skipped
 Delivered: TypeAlias = Ready | Spilled | Inline | Failed | Refused | End
-
-
-@final
-class Load:
-    """What main knows of one worker's work."""
-
-    __slots__ = ("fetches", "flights", "metered_s")
-
-    def __init__(self) -> None:
-        self.flights: deque[int] = deque()
-        self.fetches = 0
-        self.metered_s = 0.0
 
 
 def count_samples(indices: Any) -> int:

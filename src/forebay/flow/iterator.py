@@ -13,6 +13,7 @@ from typing import Any, final
 from forebay import torch_compat
 from forebay.flow.engine import Engine, Legacy
 from forebay.flow.plan import Plan
+from forebay.memory.planner import Lessons
 from forebay.workers.crew import WorkerProcess
 from forebay.workers.streams import RandomState, mix_seed, seed_generators
 
@@ -37,12 +38,18 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
     """
 
     def __init__(
-        self, loader: Any, plan: Plan, make_job: Any, context: Any, legacy: Legacy
+        self,
+        loader: Any,
+        plan: Plan,
+        make_job: Any,
+        context: Any,
+        legacy: Legacy,
+        lessons: Lessons,
     ) -> None:
         super().__init__(loader)  # draws the base seed, decides on pinning, warns
         self._is_over = False
         self._make_engine = functools.partial(
-            Engine, plan, make_job(self._base_seed), context, legacy
+            Engine, plan, make_job(self._base_seed), context, legacy, lessons
         )
         self._engine = self._make_engine()
         self._reset(loader, first_iter=True)

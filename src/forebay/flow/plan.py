@@ -7,24 +7,34 @@ order, its arena's addresses. Does not cover: building (engine.py), or what fits
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay.errors import BudgetTooSmall
 from forebay.flow.flight import Settings
 from forebay.flow.order import Order
-from forebay.memory.planner import CrewPlan, TooSmall, plan_crew
+from forebay.memory.budget import Budget
+from forebay.memory.planner import (
+    PARKED_BYTES,
+    WORKER_BYTES,
+    ZYGOTE_BYTES,
+    CrewPlan,
+    TooSmall,
+    plan_crew,
+)
+from forebay.memory.policy import PROMISED_FRAC
 from forebay.memory.probe import Probe
+from forebay.memory.seats import Seat
 from forebay.units import GIB, MIB
 from forebay.workers.job import Job
 from forebay.workers.streams import mix_seed
 
-PROMISED_FRAC = 0.95
-"""The `pause` mark of the design. What lies above it is for what no grant foresees: pages
-that are copied between two readings, a decoder's odd peak, the kernel's own rounding."""
+_SEAT_PATIENCE_S = 2.5
+"""Idle loaders of a shared budget give their part back within 2 s (docs/design.md)."""
 
-_MOST_UNPROMISED_BYTES = 256 * MIB
-"""Such things do not grow with the budget for ever."""
+_SEAT_LOOK_S = 0.01
+"""Between two looks at what they have given back meanwhile."""
 
 _RESERVE_FACTOR = 4
 """Address space of the arena, in budgets: addresses are free, and fragments need some."""
@@ -35,8 +45,7 @@ class Plan:
     """What an engine is built from.
 
     Attributes:
-        budget_bytes: All that may exist because of the loader.
-        limit_source: Which limit the budget was taken from; empty for a fixed size.
+        budget: All that may exist because of the loader, and who else has a part of it.
         lead: Batches that torch draws ahead.
         most_ahead: Most batches in flight or waiting.
         may_run_ahead: Whether small batches may be ordered further ahead than that.
@@ -44,12 +53,12 @@ class Plan:
         in_order: torch's.
         batch_size: For messages.
         may_merge: Whether streams may share a process.
+        may_move: Whether they can go on in another one.
         is_bound: Whether batch i is made by stream i mod W.
         max_workers, max_tokens: Upper bounds set by tests; None for none.
     """
 
-    budget_bytes: int
-    limit_source: str
+    budget: Budget
     lead: int
     most_ahead: int
     may_run_ahead: bool
@@ -57,27 +66,42 @@ class Plan:
     in_order: bool
     batch_size: int | None
     may_merge: bool
+    may_move: bool
     is_bound: bool
     max_workers: int | None
     max_tokens: int | None
 
 
-def decide_promised(budget_bytes: int) -> int:
-    """The part of a budget that is promised; the rest is for what nobody can promise."""
-    return max(int(budget_bytes * PROMISED_FRAC), budget_bytes - _MOST_UNPROMISED_BYTES)
+def take_seat(plan: Plan, num_streams: int) -> Seat:
+    """A seat at the plan's budget, once there is room for a worker at it.
+
+    Other loaders of the budget are asked for what they hold beyond their own seats; that
+    takes them a moment, and what their consumers keep they cannot give.
+
+    Raises:
+        BudgetTooSmall: Their seats leave too little, now and for good.
+    """
+    streams = 1 if plan.may_merge else num_streams
+    least = ZYGOTE_BYTES + WORKER_BYTES + PARKED_BYTES * (streams - 1)
+    seat = plan.budget.sit(least)
+    until = time.monotonic() + _SEAT_PATIENCE_S
+    while not seat.is_alone and seat.allowance_bytes < least and time.monotonic() < until:
+        seat.wanted_bytes = least - seat.allowance_bytes
+        time.sleep(_SEAT_LOOK_S)
+    seat.wanted_bytes = 0
+    return seat
 
 
-def decide_crew(plan: Plan, num_streams: int) -> CrewPlan:
+def decide_crew(plan: Plan, seat: Seat, num_streams: int) -> CrewPlan:
     """How many processes carry the streams.
 
     Raises:
         BudgetTooSmall: Not even one worker fits.
     """
-    promised = decide_promised(plan.budget_bytes)
-    planned = plan_crew(promised, num_streams, may_merge=plan.may_merge)
+    planned = plan_crew(seat.allowance_bytes, num_streams, may_merge=plan.may_merge)
     if isinstance(planned, TooSmall):
         needed = int(planned.needed_bytes / PROMISED_FRAC) + 1
-        raise BudgetTooSmall.about(plan.budget_bytes, needed, 0, plan.batch_size)
+        raise BudgetTooSmall.about(seat.whole_bytes, needed, 0, plan.batch_size)
     most = plan.max_workers if plan.may_merge and plan.max_workers else num_streams
     workers = min(planned.workers, most)
     tokens = min(planned.tokens, plan.max_tokens or num_streams, workers)
@@ -96,7 +120,7 @@ def make_order(plan: Plan, job: Job) -> Order:
     return Order(job.num_streams, is_bound=plan.is_bound, seed_of=seed_of)
 
 
-def make_settings(plan: Plan, job: Job, crew_plan: CrewPlan) -> Settings:
+def make_settings(plan: Plan, seat: Seat, job: Job, crew_plan: CrewPlan) -> Settings:
     """What the scheduler is told of the plan."""
     return Settings(
         num_streams=job.num_streams,
@@ -107,12 +131,20 @@ def make_settings(plan: Plan, job: Job, crew_plan: CrewPlan) -> Settings:
         in_order=plan.in_order,
         batch_size=plan.batch_size,
         tokens=crew_plan.tokens,
+        may_move=plan.may_move,
+        may_merge=plan.may_merge,
+        keep_bytes=_decide_heap_share(seat.whole_bytes, crew_plan.workers),
     )
 
 
-def decide_reserve(budget_bytes: int, probe: Probe) -> int:
-    """Addresses to reserve: several budgets, or half of what RLIMIT_AS leaves."""
+def decide_reserve(budget: Budget, budget_bytes: int, probe: Probe) -> int:
+    """Addresses to reserve: several budgets, or half of what RLIMIT_AS leaves.
+
+    A budget that follows the machine may become as large as the machine.
+    """
     wanted = max(budget_bytes * _RESERVE_FACTOR, GIB)
+    if not budget.is_fixed:
+        wanted = max(wanted, probe.read_host().total_bytes)
     limit = probe.read_rlimits().address_space_bytes
     if limit is None:
         return wanted
@@ -121,7 +153,7 @@ def decide_reserve(budget_bytes: int, probe: Probe) -> int:
     return max(min(wanted, budget_bytes, free // 2), MIB)
 
 
-def decide_heap_share(budget_bytes: int, workers: int) -> int:
+def _decide_heap_share(budget_bytes: int, workers: int) -> int:
     """Freed heap that each worker may keep for its next fetch.
 
     A sixteenth of the budget for all, within bounds: less costs page faults anew, more is

@@ -28,27 +28,31 @@ from forebay.flow.flight import (
     Flight,
     Inline,
     Landed,
-    Load,
     Refused,
     Settings,
     Skipped,
     count_samples,
 )
-from forebay.memory.policy import Delivery, Window
+from forebay.flow.roster import Roster
+from forebay.memory.window import Delivery, Window
 from forebay.transport.lease import Draft, Ready
 from forebay.transport.spill import Spilled
 from forebay.units import MIB
-from forebay.workers.messages import DISCARD, Done, Failed, Need, Resume, Room, StreamEnd, Task
+from forebay.workers.messages import (
+    DISCARD,
+    Done,
+    Failed,
+    Handed,
+    Need,
+    Resume,
+    Room,
+    StreamEnd,
+    Task,
+)
 
 if TYPE_CHECKING:
     from forebay.flow.order import Order, Ticket
     from forebay.workers.crew import Crew, Heard, WorkerProcess
-
-METER_EVERY_S = 0.05
-"""Metering a fetch costs 40 us in the worker: 0.1 % at this pace."""
-
-_METER_FIRST = 4
-"""Fetches of each worker that are metered in any case."""
 
 _TIGHT_BYTES = 128 * MIB
 """Free bytes a stream below which the very first fetch runs alone: nothing is known yet."""
@@ -58,6 +62,9 @@ _RUN_AHEAD_BATCHES = 64
 """Small batches may run ahead up to so many bytes and so many for each stream: what costs
 there is waking each other up, not memory. 64 of 4 KB are a quarter of a MiB."""
 
+
+_MOVE_WAIT_S = 1.0
+"""Longest single wait for streams on the move; their worker's end would be noticed too."""
 
 SPACING_FRAC = 0.4
 """Part of (time of a fetch / workers) that lies between two beginnings at least. Even spacing
@@ -97,7 +104,8 @@ class Scheduler:
             # torch's rule shares a fixed number of tasks among the workers: who is slow keeps
             # its share, and that decides which batch comes when.
             self.window.set_bounds(settings.most_ahead, settings.most_ahead)
-        self.tokens = settings.tokens
+        self.roster = Roster(crew, settings.tokens, settings.keep_bytes)
+        self.is_paused = False  # memory allows the batch that is delivered next, and no other
         self.delivered = 0  # in this epoch, failed ones too
         self._pending: deque[Ticket] = deque()
         self._flights: dict[int, Flight] = {}
@@ -107,9 +115,6 @@ class Scheduler:
         self._arrived: deque[int] = deque()  # serials in order of landing, for in_order=False
         self._head = 0
         self._lost: BaseException | None = None
-        self._loads = {worker.number: Load() for worker in crew.workers}
-        self._worker_of = {s: worker for worker in crew.workers for s in worker.streams}
-        self._turn = 0
         self._ended_streams: set[int] = set()
         self._idle_s = 0.0
         self._started_s = 0.0  # when the last fetch was handed out
@@ -147,6 +152,7 @@ class Scheduler:
         random numbers are used up.
         """
         self._draw_up_to(self.delivered + self.settings.lead)
+        self._finish_move()
         for landed in self._landed.values():
             self.admission.drop_landed(landed)
         self._landed.clear()
@@ -155,7 +161,7 @@ class Scheduler:
         for ticket in self._pending:
             if ticket.stream < 0:
                 continue  # seeded by itself: making it in vain would change nothing
-            worker = self._worker_of[ticket.stream]
+            worker = self.roster.worker_of(ticket.stream)
             task = Task(
                 ticket.serial, ticket.stream, ticket.indices, ticket.seed, 0, DISCARD, False
             )
@@ -165,6 +171,26 @@ class Scheduler:
         for flight in list(self._flights.values()):
             if flight.need_bytes:
                 self._deny(flight)
+
+    # -- for memory's sake --------------------------------------------------------------------
+
+    def count_evictable_bytes(self) -> int:
+        """Ready batches that may wait on disk."""
+        return self.admission.count_evictable(self._landed, self._next_wanted())
+
+    def evict(self, size_bytes: int) -> None:
+        """Put ready batches on disk, as many as it takes."""
+        self.admission.evict(self._landed, self._next_wanted(), size_bytes)
+
+    def _next_wanted(self) -> int:
+        if self.settings.in_order:
+            return self._head
+        return self._arrived[0] if self._arrived else -1
+
+    def _finish_move(self) -> None:
+        """Streams between two processes cannot be told anything: wait until they have arrived."""
+        while self.roster.moves.is_asked and self._lost is None:
+            self.listen(_MOVE_WAIT_S)
 
     # -- A: tickets ---------------------------------------------------------------------------
 
@@ -188,6 +214,7 @@ class Scheduler:
         # Needs are served after a loss, too: who waits for room has a batch to deliver.
         if self._serve_needs() and self._lost is None and self._has_gap():
             self._dispatch_tickets()
+        self.roster.moves.step()
         self._flush()
 
     def _has_gap(self) -> bool:
@@ -203,6 +230,9 @@ class Scheduler:
         while len(self._flights) + len(self._landed) < self.window.width:
             ticket = self._peek_ticket()
             if ticket is None:
+                break
+            if self.is_paused and (self._flights or not self._is_next(ticket.serial)):
+                self.is_blocked = self.is_short = True
                 break
             if not self.admission.has_block_beside_consumer(self.window.width):
                 self.is_blocked = True
@@ -233,39 +263,16 @@ class Scheduler:
 
     def _choose_worker(self, ticket: Ticket) -> WorkerProcess | None:
         """Who may make `ticket` now; None when nobody may."""
-        worker = self._worker_of[ticket.stream] if ticket.stream >= 0 else self._pick_worker()
-        if worker is None:
-            return None
-        if self._loads[worker.number].flights or self._count_busy() < self._tokens_now():
-            return worker
-        return None
-
-    def _pick_worker(self) -> WorkerProcess | None:
-        """For tickets bound to no stream: in turn, nobody more than its share (torch's rule)."""
-        live = [
-            worker
-            for worker in self.crew.workers
-            if not worker.has_ended and not self._ended_streams.issuperset(worker.streams)
-        ]
-        if not live:
-            return None
-        share = max(1, self.window.width // len(live))
-        for step in range(len(live)):
-            worker = live[(self._turn + step) % len(live)]
-            if len(self._loads[worker.number].flights) < share:
-                self._turn = (self._turn + step + 1) % len(live)
-                return worker
-        return None
-
-    def _count_busy(self) -> int:
-        return sum(1 for load in self._loads.values() if load.flights)
+        return self.roster.choose(
+            ticket, self._tokens_now(), self.window.width, self._ended_streams
+        )
 
     def _tokens_now(self) -> int:
         free_bytes = self.admission.ledger.free_bytes
         is_tight = free_bytes < _TIGHT_BYTES * self.settings.num_streams
         if self._is_slow_start and is_tight and not self.admission.sizes.seen:
             return 1  # slow start: the first fetch shows what fetches cost
-        return self.tokens
+        return self.roster.tokens
 
     def _try_dispatch(self, ticket: Ticket, worker: WorkerProcess) -> bool:
         size = self.admission.sizes.estimate_next()
@@ -287,17 +294,12 @@ class Scheduler:
         return True
 
     def _admit(self, worker: WorkerProcess, size_bytes: int) -> bool:
-        is_busy = bool(self._loads[worker.number].flights)
+        is_busy = bool(self.roster.count_flights(worker))
         return self.admission.try_admit(worker.number, is_busy=is_busy, size_bytes=size_bytes)
 
     def _send(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
-        load = self._loads[worker.number]
         now = time.monotonic()
-        is_due = load.fetches < _METER_FIRST or now - load.metered_s > METER_EVERY_S
-        is_metered = is_due or self.admission.is_tight
-        if is_metered:
-            load.metered_s = now
-        load.fetches += 1
+        is_metered = self.roster.must_meter(worker, now, is_tight=self.admission.is_tight)
         self._started_s = now
         offset, capacity = (draft.block.offset, draft.block.capacity_bytes) if draft else (0, 0)
         stream = ticket.stream if ticket.stream >= 0 else worker.streams[0]
@@ -308,11 +310,10 @@ class Scheduler:
         )
 
     def _note_flight(self, flight: Flight) -> None:
-        if not self._loads[flight.worker.number].flights:
+        if self.roster.begin(flight.worker, flight.ticket.serial):
             flight.started_s = time.monotonic()
         flight.given_back = self.admission.arena.times_given_back
         self._flights[flight.ticket.serial] = flight
-        self._loads[flight.worker.number].flights.append(flight.ticket.serial)
 
     def _tell(self, worker: WorkerProcess, message: object) -> None:
         self.crew.post(worker, message)
@@ -353,6 +354,9 @@ class Scheduler:
 
     def _take(self, heard: Heard) -> None:
         message = heard.message
+        if isinstance(message, Handed):
+            self.roster.take_handed(message)
+            return
         flight = self._flights.get(message.serial)
         if flight is None:
             return
@@ -376,9 +380,7 @@ class Scheduler:
 
     def _end_flight(self, flight: Flight) -> None:
         del self._flights[flight.ticket.serial]
-        load = self._loads[flight.worker.number]
-        load.flights.remove(flight.ticket.serial)
-        if not load.flights:
+        if self.roster.end(flight.worker, flight.ticket.serial):
             self.admission.settle(flight.worker.number)
 
     def _seal(self, flight: Flight, done: Done) -> Landed:
@@ -414,7 +416,7 @@ class Scheduler:
             return
         for worker in self.crew.workers:
             if worker.has_ended and not worker.is_retired:
-                flights = self._loads[worker.number].flights
+                flights = self.roster.flights_of(worker)
                 indices = self._flights[flights[0]].ticket.indices if flights else None
                 self._lost = WorkerDied.about(worker.known_pid or 0, worker.exitcode, indices)
                 return
@@ -445,10 +447,7 @@ class Scheduler:
 
     def _is_anybody_making(self) -> bool:
         """Whether a worker is at a batch, rather than waiting for room with others queued."""
-        return any(
-            load.flights and not self._flights[load.flights[0]].need_bytes
-            for load in self._loads.values()
-        )
+        return any(not self._flights[serial].need_bytes for serial in self.roster.firsts())
 
     def _count_stranded_bytes(self) -> int:
         return sum(
@@ -567,7 +566,7 @@ class Scheduler:
         """Whether a worker that might fetch has nothing to do."""
         if self.is_short or self.due_s > time.monotonic():
             return False  # for lack of memory, or on purpose for a moment: not of width
-        return self._count_busy() < min(self.tokens, len(self.crew.workers))
+        return self.roster.count_busy() < min(self.roster.tokens, len(self.crew.workers))
 
     def note_idle(self, idle_s: float) -> None:
         """While the consumer waited, a worker had nothing to do for so long."""
@@ -576,22 +575,16 @@ class Scheduler:
     @property
     def waits_for_token(self) -> bool:
         """Whether an idle worker has a ticket that only the number of tokens holds back."""
-        busy = self._count_busy()
-        return bool(self._pending) and 0 < busy < len(self._loads) and busy >= self._tokens_now()
+        busy = self.roster.count_busy()
+        return (
+            bool(self._pending) and 0 < busy < len(self.crew.workers) and busy >= self._tokens_now()
+        )
 
     def add_token(self) -> None:
         """One more fetch at once: those that run may be waiting for one that does not."""
-        self.tokens = max(self.tokens, self._count_busy()) + 1
+        self.roster.add_token(for_good=True)
         self._is_slow_start = False
         self.dispatch()
-
-    def busy_pids(self) -> list[int]:
-        """The workers that have something to do."""
-        return [
-            worker.known_pid
-            for worker in self.crew.workers
-            if worker.known_pid is not None and self._loads[worker.number].flights
-        ]
 
     @property
     def has_lost(self) -> bool:

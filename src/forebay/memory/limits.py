@@ -27,7 +27,7 @@ from forebay.memory.readings import (
     StatmReading,
 )
 
-_HOST = "host memory"
+HOST = "host memory"
 _ADDRESS_SPACE = "RLIMIT_AS"
 
 
@@ -110,7 +110,7 @@ def decide_limit(
 ) -> Limit:
     """The smallest of all limits; the first named of equals, groups before the host."""
     limits = [Limit(b, g.source) for g in groups if (b := g.binding_bytes) is not None]
-    limits.append(Limit(host.total_bytes, _HOST))
+    limits.append(Limit(host.total_bytes, HOST))
     if rlimits.address_space_bytes is not None:
         limits.append(Limit(rlimits.address_space_bytes, _ADDRESS_SPACE))
     return min(limits, key=lambda limit: limit.bytes)
@@ -128,7 +128,7 @@ def decide_headroom(
         for group in groups
         if (limit := group.binding_bytes) is not None and (held := group.held_bytes) is not None
     ]
-    rooms.append(Headroom(host.available_bytes, host.total_bytes, _HOST))
+    rooms.append(Headroom(host.available_bytes, host.total_bytes, HOST))
     if rlimits.address_space_bytes is not None:
         mapped = own.vm_bytes if own else 0
         limit = rlimits.address_space_bytes

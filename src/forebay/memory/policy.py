@@ -1,97 +1,367 @@
-"""position -> decision: how wide the window is.
+"""position -> decision: what live memory asks of the loader.
 
-Covers: the width of the window, from what the consumer saw. Does not cover: reading or
-acting. Pure. (Following live memory joins it here: facts in, instructions out.)
+Covers: how large a budget is now, the stance with its enter and leave marks, and the next
+act. Does not cover: reading (probe.py), acting (flow/controller.py), or how wide the window
+should be for the consumer's sake (window.py). Pure: facts in, instructions out.
 
-Little's law says how much must be in flight: consumption rate x time to make a batch. Both
-change, so neither is computed; what is watched is whether the consumer waits while a
-worker idles. That, and only that, means the window is too narrow. If it waits while all
-work, production is the limit and a wider window would only hold more memory. If ready
-batches never run low over a whole round, it is too wide.
+Promises keep a loader below its budget as long as all that grows was promised. This module
+is about the rest: Python objects that workers copy by touching them, heaps that do not
+shrink, limits that fall because somebody else takes memory, other loaders that wait for
+their part. What nobody promised is met in the order of what it costs:
+
+    give free pages back -> trim heaps -> put ready batches on disk (only above the budget)
+    -> replace a grown worker -> take a token -> let streams share a process
+
+One step a reading, so that each has shown its effect before the next is taken.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
-LOW_MARK = 1
-"""Ready batches that suffice: the one the consumer takes next is there when it asks."""
+from forebay.events import Stance
+from forebay.units import MIB, format_bytes
 
-ROUNDS = 2
-"""Windows' worth of deliveries without waiting before it is narrowed by one: fewer, and
-noise in step times makes it breathe; more, and memory is held for longer than needed."""
+SHRINK_FRAC = 0.90
+"""Of the budget, from where growth that nobody promised is met (docs/design.md)."""
 
-IDLE_FRAC = 0.15
-"""Part of the time that a worker may idle while the consumer waits. Batches do not all take
-equally long, so with order kept somebody always waits for somebody: a batch more in memory
-for less than that is a bad bargain (a worker in two idling so much costs 7 % of speed)."""
+PAUSE_FRAC = 0.95
+"""Above it only the batch that is delivered next is made. Promises end here."""
 
-_LEAST_ROUND = 4
-"""Deliveries at least over which idling is averaged."""
+HOLD_FRAC = 0.80
+"""From here on memory may grow for what is promised, and the window does not widen unless
+one batch more stays below `SHRINK_FRAC`."""
+
+LEAVE_FRAC = 0.05
+"""A stance is left so far below the mark where it is entered: noise within changes nothing."""
+
+AUTO_FRAC = 0.80
+"""Part of what would be free without the loader that "auto" takes: the rest is for what
+the training code, and everybody else, allocates before the next reading."""
+
+SAFE_FRAC = 0.95
+"""The same for a budget that was given: it is the user's word, but no leave to be killed."""
+
+RISE_FRAC = 1 / 16
+"""A budget follows headroom down at once, and up only by so much at a time: each step up
+costs nothing to wait for, each step down does."""
+
+PRESSURE_FRAC = 0.20
+"""PSI `some avg10` from which memory is short although no limit says so: a fifth of the time
+something waited for memory. systemd-oomd acts from 0.6 (its manual), long after it hurts."""
+
+_GROWN_LEAST_BYTES = 4 * MIB
+"""Growth of a worker that is worth a new one: starting it costs as much."""
+
+_STEP_S = 0.5
+"""Between two acts whose effect shows only with the next batches."""
+
+_CALM_S = 2.0
+"""Calm before something that was taken is given back."""
+
+PROMISED_FRAC = 0.95
+"""The `pause` mark. What lies above it is for what no grant foresees: pages that are copied
+between two readings, a decoder's odd peak, the kernel's own rounding."""
+
+_MOST_UNPROMISED_BYTES = 256 * MIB
+"""Such things do not grow with the budget for ever."""
+
+
+def decide_promised(whole_bytes: int) -> int:
+    """The part of a budget that is promised; the rest is for what nobody can promise."""
+    return max(int(whole_bytes * PROMISED_FRAC), whole_bytes - _MOST_UNPROMISED_BYTES)
+
+
+def decide_size(
+    asked_bytes: int | None, reach_bytes: int | None, now_bytes: int | None = None
+) -> int:
+    """How large a budget is, given what would be free if its loaders held nothing.
+
+    Args:
+        asked_bytes: The fixed size or share; None for "auto".
+        reach_bytes: Headroom and the loaders' own footprint together; None when it could
+            not be read.
+        now_bytes: What it is now; None at the start.
+    """
+    if reach_bytes is None:
+        return now_bytes if now_bytes is not None else asked_bytes or 0
+    if asked_bytes is None:
+        target = int(reach_bytes * AUTO_FRAC)
+    else:
+        target = min(asked_bytes, int(reach_bytes * SAFE_FRAC))
+    if now_bytes is None or target <= now_bytes:
+        return target
+    if asked_bytes is not None and target >= asked_bytes:
+        return asked_bytes
+    return target if target >= now_bytes * (1 + RISE_FRAC) else now_bytes
+
+
+# -- acts -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """What one `next()` saw.
+class GiveBack:
+    """Return free pages of the arena to the kernel."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Have workers give back what their allocators keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Put ready batches on disk, the one that is needed last first."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """One batch less ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recycle:
+    """Replace one worker by a fresh one, at a batch boundary."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeToken:
+    """One fetch less at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddToken:
+    """One fetch more at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Let the streams of one worker move in with another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Give streams that share a process one of their own again."""
+
+
+Act: TypeAlias = GiveBack | Trim | Evict | Narrow | Recycle | TakeToken | AddToken | Merge | Split
+
+
+# -- facts ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFact:
+    """What is known of one worker.
 
     Attributes:
-        interval_s: Time since the last delivery.
-        waited_s: Of it, how long the consumer waited in `next()`.
-        idle_s: Of that, how long a worker had nothing to do.
-        ready_left: Batches ready after it.
+        number: Which.
+        grown_bytes: Private memory beyond what it had once it was warm.
+        may_move: Whether its streams can go on in another process.
     """
 
-    interval_s: float
-    waited_s: float
-    idle_s: float
-    ready_left: int
+    number: int
+    grown_bytes: int
+    may_move: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a loader stands; bytes unless the name says otherwise.
+
+    Attributes:
+        t_s: When, on a clock that never goes back.
+        budget_bytes: All that may exist because of it now.
+        promised_bytes: The part of it that may be promised.
+        accounted_bytes, unaccounted_bytes: As `ledger.Balance`.
+        growth_bytes_per_s: How fast workers grow beyond promises; 0 when they do not.
+        horizon_s: Until the next reading, about.
+        batch_bytes: A usual batch with what making it takes.
+        free_pages_bytes: Pages of the arena that no block holds.
+        ready_bytes: Batches that wait to be delivered, less the next one.
+        asked_bytes: What other loaders of the budget wait for.
+        pressure_frac: PSI of the limit that binds; 0 when unknown.
+        is_waiting: Whether the consumer waits.
+        is_short: Whether memory holds the next fetch back.
+        is_idle: Whether the consumer has been away for long.
+        tokens, least_tokens, most_tokens: Fetches at once: now, and the bounds.
+        width: Of the window.
+        workers: One fact each.
+        can_merge, can_split: Whether streams may share, and whether some do that need not.
+        cause: Words for why the budget is what it is; empty for a fixed one.
+    """
+
+    t_s: float
+    budget_bytes: int
+    promised_bytes: int
+    accounted_bytes: int
+    unaccounted_bytes: int
+    growth_bytes_per_s: float = 0.0
+    horizon_s: float = 0.0
+    batch_bytes: int = 0
+    free_pages_bytes: int = 0
+    ready_bytes: int = 0
+    asked_bytes: int = 0
+    pressure_frac: float = 0.0
+    is_waiting: bool = False
+    is_short: bool = False
+    is_idle: bool = False
+    tokens: int = 1
+    least_tokens: int = 1
+    most_tokens: int = 1
+    width: int = 1
+    workers: tuple[WorkerFact, ...] = ()
+    can_merge: bool = False
+    can_split: bool = False
+    cause: str = ""
+
+    @property
+    def measured_bytes(self) -> int:
+        """What was read."""
+        return self.accounted_bytes + self.unaccounted_bytes
+
+    @property
+    def expected_bytes(self) -> int:
+        """What will have been there before the next reading can change anything."""
+        return self.measured_bytes + int(max(0.0, self.growth_bytes_per_s) * self.horizon_s)
+
+    @property
+    def over_bytes(self) -> int:
+        """What is held beyond what may be promised; above 0 only when the limit fell."""
+        return self.measured_bytes - self.promised_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now, and why in words."""
+
+    stance: Stance
+    acts: tuple[Act, ...]
+    because: str
+
+
+# -- the decision ---------------------------------------------------------------------------
 
 
 @final
-class Window:
-    """The number of batches that may be in flight or waiting.
+class Policy:
+    """Decides reading by reading; remembers its stance and when it last acted."""
 
-    Args:
-        start: Width to begin with: one batch for each worker, so that all begin at once.
-        most: Never wider.
-    """
+    def __init__(self) -> None:
+        self.stance: Stance = "grow"
+        self._acted_s = float("-inf")
+        self._calm_since_s: float | None = None
+        self._has_trimmed = False
 
-    def __init__(self, start: int, most: int) -> None:
-        self.least = 1
-        self.most = max(1, most)
-        self.width = max(1, min(start, self.most))
-        self._seen = 0
-        self._waits = 0
-        self._interval_s = 0.0
-        self._idle_s = 0.0
-        self._least_ready = self.most
+    def decide(self, now: Position) -> Decision:
+        """The stance and the next act for this position."""
+        before = self.stance
+        self.stance, because = self._choose_stance(now)
+        if self.stance in {"shrink", "pause"}:
+            self._calm_since_s = None
+            acts = self._shrink(now)
+        else:
+            self._has_trimmed = False
+            if before in {"shrink", "pause"} or self._calm_since_s is None:
+                self._calm_since_s = now.t_s
+            acts = self._relax(now)
+        return Decision(self.stance, acts, because)
 
-    def note(self, delivery: Delivery) -> None:
-        """Adapt to one delivery; at most one step a round."""
-        self._seen += 1
-        self._interval_s += delivery.interval_s
-        self._idle_s += delivery.idle_s
-        self._least_ready = min(self._least_ready, delivery.ready_left)
-        self._waits += delivery.waited_s > 0
-        if self._idle_s > 0 and self._seen >= max(_LEAST_ROUND, self.width):
-            if self._idle_s > IDLE_FRAC * self._interval_s:
-                self.width = min(self.most, self.width + max(1, self.width // 4))
-            self._begin_round()
-        elif self._seen >= max(_LEAST_ROUND, ROUNDS * self.width):
-            if not self._waits and self._least_ready > LOW_MARK:
-                self.width = max(self.least, self.width - 1)
-            self._begin_round()
+    def _choose_stance(self, now: Position) -> tuple[Stance, str]:
+        used = now.expected_bytes / max(1, now.budget_bytes)
+        slack = LEAVE_FRAC if self.stance in {"shrink", "pause"} else 0.0
+        holds = f"{format_bytes(now.measured_bytes)} of {format_bytes(now.budget_bytes)}"
+        if used >= PAUSE_FRAC - (LEAVE_FRAC / 2 if self.stance == "pause" else 0.0):
+            return "pause", f"{holds} exist, and more was not promised{_say_growth(now)}"
+        if now.over_bytes > 0 and not now.is_waiting:
+            return "shrink", f"{holds} exist: the limit fell{_say_cause(now)}"
+        if now.asked_bytes:
+            wanted = format_bytes(now.asked_bytes)
+            return "shrink", f"another loader of this budget waits for {wanted}"
+        if now.pressure_frac >= PRESSURE_FRAC * (0.5 if slack else 1):
+            return "shrink", f"memory was waited for {now.pressure_frac:.0%} of the last 10 s"
+        is_unforeseen = now.growth_bytes_per_s > 0 or now.unaccounted_bytes > 0
+        if used >= SHRINK_FRAC - slack and is_unforeseen:
+            return "shrink", f"{holds} exist{_say_growth(now)}"
+        more = (now.expected_bytes + now.batch_bytes) / max(1, now.budget_bytes)
+        mark = HOLD_FRAC if is_unforeseen else SHRINK_FRAC
+        if max(used, more if used >= HOLD_FRAC else 0.0) >= mark:
+            return "hold", f"{holds} exist: one batch more is not worth the risk"
+        return "grow", f"{holds} exist"
 
-    def set_bounds(self, least: int, most: int) -> None:
-        """Other bounds; a window beyond them is brought back at once."""
-        self.most = max(1, most)
-        self.least = max(1, min(least, self.most))
-        self.width = max(self.least, min(self.width, self.most))
+    def _shrink(self, now: Position) -> tuple[Act, ...]:
+        acts: list[Act] = []
+        if now.free_pages_bytes:
+            acts.append(GiveBack(now.free_pages_bytes))
+        if not self._has_trimmed:
+            self._has_trimmed = True
+            acts.append(Trim())
+        over = max(now.over_bytes - now.free_pages_bytes, min(now.asked_bytes, now.ready_bytes))
+        if over > 0 and now.ready_bytes:
+            acts.append(Evict(over))
+        if now.t_s - self._acted_s >= _STEP_S:
+            step = self._choose_step(now)
+            if step is not None:
+                self._acted_s = now.t_s
+                acts.append(step)
+        return tuple(acts)
 
-    def _begin_round(self) -> None:
-        self._seen = 0
-        self._waits = 0
-        self._interval_s = 0.0
-        self._idle_s = 0.0
-        self._least_ready = self.most
+    def _choose_step(self, now: Position) -> Act | None:
+        grown = _find_grown(now, _GROWN_LEAST_BYTES)
+        if grown is not None:
+            return Recycle(grown.number)
+        if now.asked_bytes and not now.is_idle:
+            return None  # it is at work itself: what it holds ready goes, its workers stay
+        if now.tokens > now.least_tokens:
+            return TakeToken()
+        if now.can_merge:
+            return Merge()
+        return Narrow() if now.width > 1 else None
+
+    def _relax(self, now: Position) -> tuple[Act, ...]:
+        """Nothing presses: replace who has outgrown its share, give back what was taken."""
+        if now.t_s - self._acted_s < _STEP_S:
+            return ()
+        step = self._choose_relief(now)
+        if step is None:
+            return ()
+        self._acted_s = now.t_s
+        return (step,)
+
+    def _choose_relief(self, now: Position) -> Act | None:
+        share = now.promised_bytes // (2 * max(1, len(now.workers)))
+        # Where grown workers are what keeps the next fetch from its memory, a batch is enough.
+        if now.is_short:
+            share = min(share, max(_GROWN_LEAST_BYTES, now.batch_bytes))
+        grown = _find_grown(now, max(share, _GROWN_LEAST_BYTES))
+        if grown is not None:
+            return Recycle(grown.number)
+        is_calm = self._calm_since_s is not None and now.t_s - self._calm_since_s >= _CALM_S
+        if self.stance != "grow" or not is_calm or not now.is_waiting:
+            return None
+        if now.tokens < now.most_tokens and not now.is_short:
+            return AddToken()
+        return Split() if now.can_split else None
+
+
+def _find_grown(now: Position, least_bytes: int) -> WorkerFact | None:
+    movable = [worker for worker in now.workers if worker.may_move]
+    grown = max(movable, key=lambda worker: worker.grown_bytes, default=None)
+    return grown if grown is not None and grown.grown_bytes >= least_bytes else None
+
+
+def _say_growth(now: Position) -> str:
+    if now.growth_bytes_per_s <= 0:
+        return ""
+    return f", and workers grow by {format_bytes(int(now.growth_bytes_per_s))} a second"
+
+
+def _say_cause(now: Position) -> str:
+    return f" ({now.cause})" if now.cause else ""

@@ -10,6 +10,7 @@ in it. What the zygote says (pids, exits) is read whenever somebody looks.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -67,6 +68,7 @@ class WorkerProcess:
         self.known_pid: int | None = None
         self.has_ended = False
         self.is_retired = False
+        self.is_spare = False  # started to take over streams, and carries none yet
         self._crew = crew
         self._pidfd = -1
 
@@ -166,10 +168,13 @@ class Crew:
         # threads that do not hold the engine's lock. Taken after it, never before.
         self._control_lock = threading.Lock()
         self.workers: list[WorkerProcess] = []
+        self._leaving: list[WorkerProcess] = []  # told to end, and not gone yet
+        self._by_number: dict[int, WorkerProcess] = {}
+        self._numbers = itertools.count()
         self._zygote, self._control = self._start_zygote(context, job, arena)
         try:
-            for number, streams in enumerate(streams_of):
-                self.workers.append(self._start_worker(number, streams))
+            for streams in streams_of:
+                self.workers.append(self._start_worker(streams))
         except BaseException:
             self._end_zygote()
             raise
@@ -183,8 +188,11 @@ class Crew:
         """Have `poller` wake when anybody says something."""
         if self._control.fileno() >= 0:
             poller.register(self._control.fileno(), select.POLLIN)
-        for worker in self.workers:
+        for worker in self._everybody():
             self.register_worker(poller, worker)
+
+    def _everybody(self) -> list[WorkerProcess]:
+        return [*self.workers, *self._leaving]
 
     def register_worker(self, poller: select.poll, worker: WorkerProcess) -> None:
         """The same for one worker; also when its socket takes what it did not take before."""
@@ -205,15 +213,46 @@ class Crew:
         if self._control.fileno() in ready:
             self.read_control()
         heard = []
-        for worker in self.workers:
+        for worker in self._everybody():
             if worker.channel.fileno() in ready:
                 heard += [Heard(worker, message) for message in self._receive(worker)]
         # A worker's end may be known before its last words were read: read them now, since
         # whoever sees the end takes it that nothing more will come.
-        for worker in self.workers:
+        for worker in self._everybody():
             if worker.has_ended and worker.channel.fileno() >= 0:
                 heard += [Heard(worker, message) for message in self._receive(worker)]
+        for worker in [worker for worker in self._leaving if worker.has_ended]:
+            self._leaving.remove(worker)
+            del self._by_number[worker.number]
+            worker.close()
         return heard
+
+    # -- one more, one less ---------------------------------------------------------------
+
+    def start_spare(self) -> WorkerProcess:
+        """Start a worker that carries no stream yet; that it cannot be had is no fault."""
+        worker = self._start_worker(())
+        worker.is_spare = True
+        self._leaving.append(worker)  # heard from here on; not one of the crew yet
+        return worker
+
+    def install(self, worker: WorkerProcess, instead_of: WorkerProcess | None) -> None:
+        """Make a spare worker one of the crew, in the place of another or beside the others."""
+        worker.is_spare = False
+        self._leaving.remove(worker)
+        if instead_of is None:
+            self.workers.append(worker)
+        else:
+            self.workers[self.workers.index(instead_of)] = worker
+            self._leaving.append(instead_of)
+
+    def dismiss(self, worker: WorkerProcess) -> None:
+        """Have one worker end in an orderly way, at its next look at its messages."""
+        worker.is_retired = True
+        if worker in self.workers:
+            self.workers.remove(worker)
+            self._leaving.append(worker)
+        self.tell(worker, Retire())
 
     def _receive(self, worker: WorkerProcess) -> list[Any]:
         """What a worker has said; all that it ever will when it has ended."""
@@ -258,7 +297,7 @@ class Crew:
             except ChannelClosed:
                 self._control.close()
                 self.closures += 1
-                for worker in self.workers:
+                for worker in self._everybody():
                     if not worker.has_ended:
                         worker.ended(None)
 
@@ -284,10 +323,10 @@ class Crew:
         if os.getpid() != self._owner_pid or self._is_over:
             return
         self._is_over = True
-        for worker in self.workers:
+        for worker in self._everybody():
             worker.is_retired = True
         if self._may_have_workers():
-            for worker in self.workers:
+            for worker in self._everybody():
                 self.tell(worker, Retire())
             self._drain_until_gone()
         self._end_zygote()
@@ -309,7 +348,7 @@ class Crew:
         self._zygote.join(RETIRE_S)
         self.read_control()
         self._control.close()
-        for worker in self.workers:
+        for worker in self._everybody():
             if not worker.has_ended:
                 worker.ended(None)
             worker.close()
@@ -318,12 +357,12 @@ class Crew:
     def _drain_until_gone(self) -> None:
         """Read what workers still say, so that none is stuck sending, until all have left."""
         until = time.monotonic() + RETIRE_S
-        while not all(worker.has_ended for worker in self.workers):
+        while not all(worker.has_ended for worker in self._everybody()):
             left = until - time.monotonic()
             if left <= 0 or self._control.fileno() < 0:
-                for worker in self.workers:
+                for worker in self._everybody():
                     self._kill(worker)
-                self.wait_for(lambda: all(w.has_ended for w in self.workers), RETIRE_S)
+                self.wait_for(lambda: all(w.has_ended for w in self._everybody()), RETIRE_S)
                 return
             poller = select.poll()
             self.register(poller)
@@ -360,26 +399,31 @@ class Crew:
         _zygotes.add(process)
         return process, channel
 
-    def _start_worker(self, number: int, streams: tuple[int, ...]) -> WorkerProcess:
+    def _start_worker(self, streams: tuple[int, ...]) -> WorkerProcess:
+        number = next(self._numbers)  # never used again
         ours, theirs = make_channel_sockets()
+        worker = WorkerProcess(number, streams, Channel(ours, is_blocking=False), self)
+        self._by_number[number] = worker
         with theirs, contextlib.suppress(ChannelClosed):
             self._control.send(Start(number, streams), (theirs.fileno(),))
-        return WorkerProcess(number, streams, Channel(ours, is_blocking=False), self)
+        return worker
 
     def _note(self, message: Any) -> None:
         if isinstance(message, Hatched):
             self.hatched = message
         elif isinstance(message, Started):
-            self.workers[message.worker].started(message.pid, self._control.take_fd())
+            self._by_number[message.worker].started(message.pid, self._control.take_fd())
         elif isinstance(message, Exited):
-            self.workers[message.worker].ended(message.exit_code)
+            self._by_number[message.worker].ended(message.exit_code)
         elif isinstance(message, Spoiled):
             self.fault = _unwrap(message.error)
         elif isinstance(message, Unable):
-            self.fault = self.fault or WorkersUnavailable.about(
-                f"could not fork worker {message.worker} ({message.why})"
-            )
-            self.workers[message.worker].ended(None)
+            worker = self._by_number[message.worker]
+            if not worker.is_spare:
+                self.fault = self.fault or WorkersUnavailable.about(
+                    f"could not fork worker {message.worker} ({message.why})"
+                )
+            worker.ended(None)
 
 
 _zygotes: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -58,6 +58,18 @@ class Keep(NamedTuple):
     heap_bytes: int
 
 
+class HandOver(NamedTuple):
+    """Say in `Handed` where these streams stand, and carry them no more."""
+
+    streams: tuple[int, ...]
+
+
+class Adopt(NamedTuple):
+    """Carry these streams from here on; what another worker handed over."""
+
+    streams: tuple[StreamState, ...]
+
+
 class Retire(NamedTuple):
     """Orderly end: run the exit function and leave with exit code 0."""
 
@@ -108,6 +120,26 @@ class Failed(NamedTuple):
     error: Any
 
 
+class StreamState(NamedTuple):
+    """Where a stream stands between two batches: all of it that a process can pass on.
+
+    Attributes:
+        number: The stream.
+        generators: States of the global generators, and of `forebay.rng()`'s.
+        fault: What starting it raised, if nobody was told yet.
+    """
+
+    number: int
+    generators: Any
+    fault: Any
+
+
+class Handed(NamedTuple):
+    """The answer to `HandOver`."""
+
+    streams: tuple[StreamState, ...]
+
+
 class StreamEnd(NamedTuple):
     """An iterable dataset's copy in this stream has ended."""
 
@@ -115,7 +147,7 @@ class StreamEnd(NamedTuple):
     stream: int
 
 
-WorkerMessage: TypeAlias = Done | Need | Failed | StreamEnd
+WorkerMessage: TypeAlias = Done | Need | Failed | StreamEnd | Handed
 
 # -- main -> zygote ---------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ import torch
 
 from forebay import torch_compat
 from forebay.workers.job import Job
+from forebay.workers.messages import StreamState
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,29 @@ class Streams:
             stream = self.enter(number)
             stream.has_ended = False
             self._make_fetcher(stream)
+
+    def hand_over(self, numbers: tuple[int, ...]) -> tuple[StreamState, ...]:
+        """Where these streams stand; they are not carried here any more."""
+        states = []
+        for number in numbers:
+            stream = self.enter(number)
+            states.append(StreamState(number, RandomState.take(), stream.fault))
+            del self._streams[number]
+            self._current = None
+        return tuple(states)
+
+    def adopt(self, states: tuple[StreamState, ...]) -> None:
+        """Go on with streams that another process carried.
+
+        The dataset is this process's: what the other had written to its own stays there. The
+        user's `worker_init_fn` runs before the generators are set, so that it may seed them
+        without doing harm.
+        """
+        for state in states:
+            self._streams[state.number] = Stream(state.number)
+            stream = self.enter(state.number)
+            stream.fault = state.fault or stream.fault
+            state.generators.put()
 
     def run_exit_fn(self) -> None:
         """The user's exit function, once for each stream."""

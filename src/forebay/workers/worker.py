@@ -29,8 +29,11 @@ from forebay.workers.channel import Channel, ChannelClosed
 from forebay.workers.job import Job
 from forebay.workers.messages import (
     DISCARD,
+    Adopt,
     Done,
     Failed,
+    Handed,
+    HandOver,
     Keep,
     Made,
     Need,
@@ -111,6 +114,10 @@ class _Worker:
             elif isinstance(message, Keep):
                 self._keep_bytes = message.heap_bytes
                 trim_heap()
+            elif isinstance(message, HandOver):
+                self._channel.send(Handed(self._streams.hand_over(message.streams)))
+            elif isinstance(message, Adopt):
+                self._streams.adopt(message.streams)
             elif isinstance(message, Retire):
                 self._streams.run_exit_fn()
                 return

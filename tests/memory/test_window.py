@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.memory.policy import IDLE_FRAC, LOW_MARK, ROUNDS, Delivery, Window
+from forebay.memory.window import IDLE_FRAC, LOW_MARK, ROUNDS, Delivery, Window
 
 TIMES = st.floats(0, 10)
 

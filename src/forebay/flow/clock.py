@@ -1,0 +1,116 @@
+"""The clock: pumps while the consumer is away, and says when to read memory again.
+
+Covers: one thread an iterator that takes in what workers say while the consumer computes,
+so that needs are served and the window fills, and looks at memory in passing; the pace of
+readings. Does not cover: what a look does (controller.py).
+
+The thread holds no reference to the iterator, only a weak one to its engine: an iterator
+that nobody can reach any more is collected, and its engine with it, as if there were no
+thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import weakref
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from forebay.flow.engine import Engine
+
+TICK_S = 0.05
+"""20 Hz: a twentieth of the second within which the loader must follow a change."""
+
+READING_SHARE = 100
+"""Between two readings lies a hundred times what the last one took: 1 % of one core."""
+
+READING_LEAST_S = 0.2
+"""And never less than this: four readings a second show any growth that matters."""
+
+LOOK_S = 0.2
+"""Between two cheap looks (headroom, the group's sum, the arena): some 0.3 ms each, 0.15 % of
+a core, and five of them in the second within which a fallen limit must have shown."""
+
+
+@final
+class Clock:
+    """Ticks until its engine is closed or gone. One thread, named for what it is.
+
+    Attributes:
+        bell: A descriptor; whoever writes eight bytes to it wakes the thread at once.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.bell = _make_bell()
+        self._is_stopped = False
+        self._thread = threading.Thread(
+            target=_run, args=(weakref.ref(engine), self), name="forebay-clock", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the thread is to end."""
+        return self._is_stopped
+
+    def stop(self) -> None:
+        """End the thread; from within it, ask it to end."""
+        self._is_stopped = True
+        if threading.current_thread() is not self._thread:
+            self.ring()
+            self._thread.join()
+
+    def ring(self) -> None:
+        """Wake the thread."""
+        if self.bell >= 0:
+            os.write(self.bell, (1).to_bytes(8, "little"))
+
+
+def _make_bell() -> int:
+    """An eventfd; -1 where there is none (then the clock just ticks)."""
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if hasattr(os, "eventfd") else -1
+
+
+def _run(reference: weakref.ref[Engine], clock: Clock) -> None:
+    poller = select.poll()
+    if clock.bell >= 0:
+        poller.register(clock.bell, select.POLLIN)
+    while not clock.is_stopped:
+        if poller.poll(TICK_S * 1000):
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(clock.bell)
+        engine = reference()
+        if engine is None:
+            break
+        while engine.try_tick(TICK_S):
+            pass
+        del engine
+    if clock.bell >= 0:
+        os.close(clock.bell)
+        clock.bell = -1
+
+
+@final
+class Pace:
+    """When to read memory again, so that reading stays below its share of a core."""
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        self._cost_s = 0.0
+
+    @property
+    def interval_s(self) -> float:
+        """Between two full readings, as things are."""
+        return max(READING_LEAST_S, READING_SHARE * self._cost_s)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the time has come."""
+        return now_s >= self._due_s
+
+    def note(self, now_s: float, cost_s: float) -> None:
+        """A reading took so long."""
+        self._cost_s = cost_s
+        self._due_s = now_s + self.interval_s
