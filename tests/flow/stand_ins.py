@@ -132,7 +132,7 @@ class Crew:
     def __init__(self, arena: Arena, streams_of: Iterable[tuple[int, ...]]) -> None:
         self.workers = [Worker(n, streams, arena) for n, streams in enumerate(streams_of)]
         self.fault: BaseException | None = None
-        self.closures = 0
+        self.changes = 0
         self._bell, self._rope = os.pipe()
         os.write(self._rope, b"!")  # the poller always finds that somebody has said something
         self._said: list[Heard] = []

@@ -107,6 +107,9 @@ class Moves:
         if move is None:
             return None
         source, target = move.source, move.target
+        if target.has_ended:
+            self._crew.tell(source, Adopt(handed.streams))  # back where they came from
+            return None
         self._crew.tell(target, Adopt(handed.streams))
         target.streams = (*target.streams, *move.streams)
         source.streams = tuple(s for s in source.streams if s not in move.streams)

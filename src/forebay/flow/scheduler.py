@@ -127,7 +127,7 @@ class Scheduler:
         crew.register(self._poller)
         self._posted: set[WorkerProcess] = set()
         self._unsent: set[WorkerProcess] = set()
-        self._closures = crew.closures
+        self._changes = crew.changes
         self.heard_s = time.monotonic()
 
     # -- epochs -----------------------------------------------------------------------------
@@ -343,8 +343,8 @@ class Scheduler:
         self._look_for_losses()
 
     def _rewatch(self) -> None:
-        if self.crew.closures != self._closures:  # a closed descriptor's number is used again
-            self._closures = self.crew.closures
+        if self.crew.changes != self._changes:  # a closed descriptor's number is used again
+            self._changes = self.crew.changes
             self._poller = select.poll()
             self.crew.register(self._poller)
         for worker in list(self._unsent):

@@ -160,8 +160,8 @@ class Crew:
         self.start_method: str = context.get_start_method()
         self.hatched: Hatched | None = None
         self.fault: BaseException | None = None
-        self.closures = 0
-        """How many channels have been closed: pollers must be made anew then."""
+        self.changes = 0
+        """How often channels came or were closed: pollers must be made anew then."""
         self._owner_pid = os.getpid()
         self._is_over = False
         # Guards reading the zygote's channel: frameworks ask workers whether they live, from
@@ -225,6 +225,7 @@ class Crew:
             self._leaving.remove(worker)
             del self._by_number[worker.number]
             worker.close()
+            self.changes += 1
         return heard
 
     # -- one more, one less ---------------------------------------------------------------
@@ -234,6 +235,7 @@ class Crew:
         worker = self._start_worker(())
         worker.is_spare = True
         self._leaving.append(worker)  # heard from here on; not one of the crew yet
+        self.changes += 1
         return worker
 
     def install(self, worker: WorkerProcess, instead_of: WorkerProcess | None) -> None:
@@ -266,7 +268,7 @@ class Crew:
                     break
         except ChannelClosed:
             worker.channel.close()
-            self.closures += 1
+            self.changes += 1
             if not worker.is_retired and not worker.has_ended:
                 # The exit status follows from the zygote within milliseconds.
                 self.wait_for(lambda: worker.has_ended, RETIRE_S)
@@ -296,7 +298,7 @@ class Crew:
                     self._note(message)
             except ChannelClosed:
                 self._control.close()
-                self.closures += 1
+                self.changes += 1
                 for worker in self._everybody():
                     if not worker.has_ended:
                         worker.ended(None)
