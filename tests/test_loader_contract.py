@@ -19,7 +19,12 @@ from forebay.options import ENVIRONMENT_VARIABLE
 from forebay.torch_compat import BaseLoaderIterator
 
 Torchs = torch.utils.data.DataLoader
-OWN: dict[str, Any] = {"memory_budget": "1GiB", "seeding": "batch", "worker_exit_fn": print}
+OWN: dict[str, Any] = {
+    "memory_budget": "1GiB",
+    "worker_backend": "thread",
+    "seeding": "batch",
+    "worker_exit_fn": print,
+}
 
 
 def dataset() -> Any:
@@ -73,6 +78,7 @@ def test_each_own_keyword_is_an_attribute_that_holds_the_raw_argument() -> None:
     unset = DataLoader(dataset())
     assert vars(unset)["memory_budget"] is None
     assert vars(unset)["seeding"] == "torch"
+    assert vars(unset)["worker_backend"] == "process"
     assert vars(unset)["worker_exit_fn"] is None
 
 

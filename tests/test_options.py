@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from forebay.errors import InvalidBudget, InvalidBudgetType, InvalidOption
 from forebay.options import (
+    BACKENDS,
     ENVIRONMENT_VARIABLE,
     AutoBudget,
     FixedBudget,
     OffBudget,
     ShareBudget,
+    parse_backend,
     parse_budget,
     parse_seeding,
     resolve_budget,
@@ -134,3 +136,9 @@ def test_seedings_are_a_closed_set() -> None:
     assert parse_seeding("batch") == "batch"
     with pytest.raises(InvalidOption, match="seeding='epoch' is not one of 'torch', 'batch'"):
         parse_seeding("epoch")
+
+
+def test_backends_are_a_closed_set() -> None:
+    assert [parse_backend(name) for name in ("process", "thread", "auto")] == list(BACKENDS)
+    with pytest.raises(InvalidOption, match="worker_backend='fork' is not one of 'process', 'th"):
+        parse_backend("fork")

@@ -29,6 +29,7 @@ from forebay.memory.budget import Budget
 from forebay.memory.planner import Lessons
 from forebay.options import (
     OffBudget,
+    parse_backend,
     parse_budget,
     parse_seeding,
     resolve_budget,
@@ -71,6 +72,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             that several loaders share, or "off" (torch's own engine, to tell faults
             apart). None takes `set_default_budget`'s, else the
             environment's `FOREBAY_MEMORY_BUDGET`, else "auto".
+        worker_backend: Who carries the streams. "process": worker processes, as torch.
+            "thread": threads of this process: no copies of the dataset, no start-up, and
+            nothing to send; but the interpreter lock is shared, so is the dataset object,
+            and the global generators are not a stream's own (see `forebay.rng`). "auto":
+            processes, or threads where the budget cannot carry one process.
         seeding: "torch": batch i is made by stream i mod num_workers, whose random state
             runs on, as torch does. "batch": the global generators are seeded before each
             batch from (base seed, epoch, number), so batches of map-style datasets do not
@@ -81,7 +87,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Raises:
         InvalidBudget: `memory_budget` is text or a number that names no budget.
         InvalidBudgetType: `memory_budget` is of another type.
-        InvalidOption: `seeding` is not one of the two.
+        InvalidOption: `worker_backend` or `seeding` is none of those above.
         ValueError: What torch refuses.
     """
 
@@ -106,14 +112,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         memory_budget: int | str | Budget | None = None,
+        worker_backend: str = "process",
         seeding: str = "torch",
         worker_exit_fn: Callable[[int], None] | None = None,
         **kwargs: Any,
     ) -> None:
         if memory_budget is not None:
             parse_budget(memory_budget)
+        parse_backend(worker_backend)
         parse_seeding(seeding)
         self.memory_budget = memory_budget
+        self.worker_backend = worker_backend
         self.seeding = seeding
         self.worker_exit_fn = worker_exit_fn
         self._has_prefetch_bound = prefetch_factor is not None
@@ -176,6 +185,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             may_merge=not is_iterable and self.worker_init_fn is None,
             may_move=not is_iterable,
             is_bound=self.in_order and (is_iterable or self.seeding == "torch"),
+            backend=parse_backend(self.worker_backend),
             max_workers=self._max_workers,
             max_tokens=self._max_tokens,
         )

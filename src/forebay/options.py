@@ -21,6 +21,9 @@ ENVIRONMENT_VARIABLE = "FOREBAY_MEMORY_BUDGET"
 Seeding: TypeAlias = Literal["torch", "batch"]
 SEEDINGS: tuple[Seeding, ...] = ("torch", "batch")
 
+Backend: TypeAlias = Literal["process", "thread", "auto"]
+BACKENDS: tuple[Backend, ...] = ("process", "thread", "auto")
+
 
 @dataclass(frozen=True, slots=True)
 class FixedBudget:
@@ -154,3 +157,15 @@ def parse_seeding(raw: object) -> Seeding:
         if raw == known:
             return known
     raise InvalidOption.about("seeding", raw, SEEDINGS)
+
+
+def parse_backend(raw: object) -> Backend:
+    """`raw` if it is one of `BACKENDS`.
+
+    Raises:
+        InvalidOption: It is not.
+    """
+    for known in BACKENDS:
+        if raw == known:
+            return known
+    raise InvalidOption.about("worker_backend", raw, BACKENDS)

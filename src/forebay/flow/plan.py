@@ -26,6 +26,7 @@ from forebay.memory.planner import (
 from forebay.memory.policy import PROMISED_FRAC
 from forebay.memory.probe import Probe
 from forebay.memory.seats import Seat
+from forebay.options import Backend
 from forebay.units import GIB, MIB
 from forebay.workers.job import Job
 from forebay.workers.streams import mix_seed
@@ -55,6 +56,7 @@ class Plan:
         may_merge: Whether streams may share a process.
         may_move: Whether they can go on in another one.
         is_bound: Whether batch i is made by stream i mod W.
+        backend: Processes or threads.
         max_workers, max_tokens: Upper bounds set by tests; None for none.
     """
 
@@ -68,6 +70,7 @@ class Plan:
     may_merge: bool
     may_move: bool
     is_bound: bool
+    backend: Backend
     max_workers: int | None
     max_tokens: int | None
 
