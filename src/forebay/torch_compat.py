@@ -10,10 +10,13 @@ Compared by reading over torch 2.4, 2.6, 2.8, 2.10 and 2.13; run with 2.13.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import inspect
 import linecache
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -65,11 +68,14 @@ __all__ = [
     "rebuild_typed_storage",
     "reduce_device_tensor",
     "seed_torch",
+    "set_thread_info",
     "set_worker_info",
     "set_worker_signals",
     "set_worker_thread_name",
     "stack_privately_here",
+    "tell_threads_apart",
     "untype_storage",
+    "use_one_thread_here",
 ]
 
 BaseLoaderIterator = _BaseDataLoaderIter
@@ -143,6 +149,56 @@ def set_worker_info(worker_id: int, num_workers: int, seed: int, dataset: object
     """Make `torch.utils.data.get_worker_info()` answer as in torch's own worker."""
     info = _worker.WorkerInfo(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
     _worker._worker_info = info  # type: ignore[attr-defined]
+
+
+def tell_threads_apart() -> None:
+    """Let `get_worker_info()` answer for the thread that asks, however it was imported.
+
+    torch keeps the info in a variable of a module. People import the function by name, so it
+    is this one function object whose code must look elsewhere first. It goes on to torch's
+    variable in every thread that is no worker of ours, so it need not be undone.
+    """
+    if not hasattr(_worker, "_forebay_threads"):
+        _worker._forebay_threads = _thread_infos  # type: ignore[attr-defined]
+        _worker._forebay_stack_code = _TORCHS_TENSOR_COLLATE.__code__  # type: ignore[attr-defined]
+        _worker._forebay_frame = sys._getframe  # type: ignore[attr-defined]
+        _worker.get_worker_info.__code__ = _find_info.__code__
+
+
+def _find_info() -> Any:
+    # Runs with the globals of torch's module. torch's tensor collate asks in order to stack into
+    # shared memory, for another process: what a thread stacks needs none.
+    info = getattr(_forebay_threads, "info", None)  # type: ignore[name-defined]  # noqa: F821
+    if info is None:
+        return _worker_info  # type: ignore[name-defined]  # noqa: F821
+    if _forebay_frame(1).f_code is _forebay_stack_code:  # type: ignore[name-defined]  # noqa: F821
+        return None
+    return info
+
+
+_thread_infos = threading.local()
+
+
+def set_thread_info(worker_id: int, num_workers: int, seed: int, dataset: object) -> None:
+    """The same as `set_worker_info` for this thread alone, after `tell_threads_apart`."""
+    more = {"worker_method": "thread"} if _KNOWS_THREADS else {}
+    _thread_infos.info = _worker.WorkerInfo(
+        id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset, **more
+    )
+
+
+_KNOWS_THREADS = "worker_method" in inspect.signature(_worker.WorkerInfo).parameters
+
+
+def use_one_thread_here() -> None:
+    """Have torch's operators in this thread, and in no other, use one thread.
+
+    `torch.set_num_threads` would change it for all threads that come later. OpenMP keeps the
+    number for each thread; torch sets it at a thread's first look, so that comes first.
+    """
+    torch.get_num_threads()
+    with contextlib.suppress(OSError, AttributeError):  # a torch without OpenMP
+        ctypes.CDLL(None).omp_set_num_threads(1)
 
 
 def set_worker_signals() -> None:
@@ -341,6 +397,7 @@ def _iterate_names() -> Iterator[tuple[object, str]]:
     yield _DatasetKind, "create_fetcher"
     yield _worker, "WorkerInfo"
     yield _worker, "_worker_info"
+    yield _worker, "get_worker_info"
     yield _worker, "_generate_state"
     yield _utils.pin_memory, "pin_memory"
     yield _utils.collate, "default_collate_fn_map"

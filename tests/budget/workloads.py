@@ -1,4 +1,4 @@
-"""Eleven ways to use memory that a byte budget has to survive.
+"""Fourteen ways to use memory that a byte budget has to survive.
 
 Covers: the datasets and collate functions, what each consumer does with its
 batches, and which batches cost alike (`size_class`). Does not cover: running
@@ -186,6 +186,40 @@ class Records(_Items):
         return torch.tensor([record["id"] for record in chosen])
 
 
+class ManyRecords(Records):
+    """The same, so many that every worker's copies alone outgrow the budget: about 160 MiB."""
+
+    RECORDS = 600_000
+
+
+class Leaking(_Items):
+    """Keeps 256 KiB of each item for ever, in the process that made it."""
+
+    def __init__(self, starts: Starts, batches: int, batch_samples: int) -> None:
+        super().__init__(starts, batches, batch_samples)
+        self.kept: list[np.ndarray[Any, Any]] = []
+
+    def make(self, index: int) -> torch.Tensor:
+        self.kept.append(np.full(256 * 1024, index % 251, dtype=np.uint8))
+        return torch.full((16_384,), float(index)) + torch.rand(1)
+
+
+class Caching(_Items):
+    """Caches what it made: 100 items of 2 MiB, drawn again and again, in each worker's copy."""
+
+    ITEMS = 100
+
+    def __init__(self, starts: Starts, batches: int, batch_samples: int) -> None:
+        super().__init__(starts, batches, batch_samples)
+        self.cache: dict[int, torch.Tensor] = {}
+
+    def make(self, index: int) -> torch.Tensor:
+        number = index * 37 % self.ITEMS
+        if number not in self.cache:
+            self.cache[number] = torch.arange(MIB // 2, dtype=torch.float32).add_(number)
+        return self.cache[number][: MIB // 8] + torch.rand(1)
+
+
 class Decoded(_Items):
     """A large peak for a small result: 60 MiB of scratch, of which 2 MiB stay."""
 
@@ -267,6 +301,9 @@ WORKLOADS = {
         Workload("stream", Stream, 200, 32, (40, 64, 128)),
         Workload("python objects", Payloads, 32, 8, (48, 64, 128), collate=as_it_is),
         Workload("touched records", Records, 160, 64, (64, 96, 192)),
+        Workload("many records", ManyRecords, 500, 64, (96, 160, 320)),
+        Workload("leaking", Leaking, 400, 4, (64, 128, 256)),
+        Workload("caching", Caching, 300, 4, (64, 128, 256)),
         Workload("decoding peak", Decoded, 40, 1, (96, 160, 320)),
         Workload("hoarder", Blocks, 60, 1, (40, 64, 128), think_s=0.015, keeps=True),
         Workload("slow consumer", Pictures, 40, 64, (64, 96, 192), workers=4, think_s=0.03),

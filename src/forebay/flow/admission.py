@@ -145,7 +145,8 @@ class Admission:
 
         Args:
             size_bytes: Of the block.
-            stranded_bytes: Blocks of workers that wait for larger ones: they come free.
+            stranded_bytes: What will come free: blocks of workers that wait for larger ones,
+            and what grown workers have beyond what they need.
 
         What decides whether a batch is refused for good: neither a reading taken while workers
         were busy, nor a consumer that for once keeps what it always let go, must end a

@@ -30,6 +30,12 @@ READING_SHARE = 100
 READING_LEAST_S = 0.2
 """And never less than this: four readings a second show any growth that matters."""
 
+URGENT_LOOK_S = 0.02
+"""The least between two looks while workers say that they grow."""
+
+URGENT_SHARE = 10
+"""Then up to 10 % of one core may go into readings: it is that, or the budget."""
+
 LOOK_S = 0.2
 """Between two cheap looks (headroom, the group's sum, the arena): some 0.3 ms each, 0.15 % of
 a core, and five of them in the second within which a fallen limit must have shown."""
@@ -99,6 +105,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._due_s = 0.0
+        self._urgent_s = 0.0
         self._cost_s = 0.0
 
     @property
@@ -106,11 +113,12 @@ class Pace:
         """Between two full readings, as things are."""
         return max(READING_LEAST_S, READING_SHARE * self._cost_s)
 
-    def is_due(self, now_s: float) -> bool:
-        """Whether the time has come."""
-        return now_s >= self._due_s
+    def is_due(self, now_s: float, *, is_urgent: bool = False) -> bool:
+        """Whether the time has come; earlier when growth is likely."""
+        return now_s >= (self._urgent_s if is_urgent else self._due_s)
 
     def note(self, now_s: float, cost_s: float) -> None:
         """A reading took so long."""
         self._cost_s = cost_s
         self._due_s = now_s + self.interval_s
+        self._urgent_s = now_s + max(URGENT_LOOK_S, URGENT_SHARE * cost_s)

@@ -20,10 +20,13 @@ from collections import deque
 from typing import TYPE_CHECKING, final
 
 from forebay.events import Decided, Stance
-from forebay.flow.clock import LOOK_S, Pace
+from forebay.flow.clock import LOOK_S, URGENT_LOOK_S, Pace
+from forebay.flow.scheduler import Watcher
 from forebay.memory.crew_account import WARM_FETCHES, CrewAccount
 from forebay.memory.limits import headroom
+from forebay.memory.planner import ZYGOTE_BYTES
 from forebay.memory.policy import (
+    GROWN_LEAST_BYTES,
     Act,
     AddToken,
     Decision,
@@ -38,14 +41,19 @@ from forebay.memory.policy import (
     TakeToken,
     Trim,
     WorkerFact,
+    find_grown,
 )
+from forebay.units import MIB, format_bytes
 from forebay.workers.messages import Keep
 
 if TYPE_CHECKING:
+    from forebay.flow.moves import Move
     from forebay.flow.scheduler import Scheduler
     from forebay.memory.budget import Budget
     from forebay.memory.probe import Probe
     from forebay.memory.readings import FootprintReading
+    from forebay.workers.crew import WorkerProcess
+    from forebay.workers.messages import Done
 
 _log = logging.getLogger("forebay")
 
@@ -55,6 +63,16 @@ _IDLE_S = 1.0
 _PRESSURE_S = 1.0
 """Between two readings of PSI: it is an average over 10 s."""
 
+_TELLING_FRAC = 0.05
+"""Estimated growth, as a part of the budget, from which a full reading is worth having
+early: what is kept for the unforeseen is as much."""
+
+_BEGIN_S = 0.5
+"""After so long a first reading is made although not every worker has made a batch."""
+
+_SPARE_BYTES = 4 * MIB
+"""A worker that was just forked. Measured: 2 to 4 MiB."""
+
 _EVENTS = 64
 """Decisions that are kept for `explain()`."""
 
@@ -63,7 +81,7 @@ _TRIMMED_BYTES = 0
 
 
 @final
-class Controller:
+class Controller(Watcher):
     """Follows one iterator's memory.
 
     Attributes:
@@ -73,9 +91,7 @@ class Controller:
         workers_bytes: Of the latest reading.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, budget: Budget, probe: Probe, main_pid: int, guess_bytes: int
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, budget: Budget, probe: Probe, main_pid: int) -> None:
         self._scheduler = scheduler
         self._budget = budget
         self._probe = probe
@@ -86,8 +102,8 @@ class Controller:
         self._arena = scheduler.admission.arena
         self._policy = Policy()
         self._pace = Pace()
-        self._account = CrewAccount(guess_bytes)
-        self._guess_bytes = guess_bytes
+        numbers = tuple(worker.number for worker in self._crew.workers)
+        self._account = CrewAccount(ZYGOTE_BYTES, numbers)
         self._began_s = time.monotonic()
         self._looked_s = 0.0
         self._pressure_s = 0.0
@@ -95,13 +111,12 @@ class Controller:
         self._has_trimmed = False
         self._most_tokens = scheduler.roster.tokens
         self._most_workers = len(self._crew.workers)
-        self._private: dict[int, deque[int]] = {}  # worker -> latest private bytes
-        self._base: dict[int, int] = {}  # worker -> private bytes once it was warm
         self.events: deque[Decided] = deque(maxlen=_EVENTS)
         self.workers_bytes = 0
         self.peak_bytes = 0
         self.warm_peak_bytes = 0
         self._book()
+        scheduler.watcher = self
 
     @property
     def stance(self) -> Stance:
@@ -124,11 +139,16 @@ class Controller:
             away_s: How long it has been away.
         """
         self._ledger.seat.wanted_bytes = self._count_wanted() if is_waiting else 0
-        if now_s - self._looked_s < LOOK_S:
+        account = self._account
+        is_urgent = account.has_unread or (
+            account.fresh_bytes > _TELLING_FRAC * self._ledger.budget_bytes
+        )
+        if now_s - self._looked_s < (URGENT_LOOK_S if is_urgent else LOOK_S):
             return
         self._looked_s = now_s
         self._follow()
-        if self._pace.is_due(now_s):
+        is_begun = account.is_begun or now_s - self._began_s > _BEGIN_S
+        if is_begun and self._pace.is_due(now_s, is_urgent=is_urgent):
             self.read(now_s)
         self._apply(self._decide(now_s, is_waiting=is_waiting, away_s=away_s))
 
@@ -138,45 +158,89 @@ class Controller:
         reading = self._probe.read_footprint(self._main_pid, [self._crew.zygote_pid])
         self._pace.note(now_s, time.perf_counter() - began)
         if reading.pids:
-            self._note_privates(reading)
-            self._note_workers(now_s, reading.workers_bytes)
+            self._note(now_s, reading)
 
     def _follow(self) -> None:
         """The budget follows what the machine has left."""
         self._budget.follow(headroom(self._probe))
 
-    def _note_workers(self, now_s: float, workers_bytes: int) -> None:
-        self.workers_bytes = workers_bytes
-        is_warm = self._admission.landings >= WARM_FETCHES * len(self._crew.workers)
-        self._account.note(now_s, workers_bytes, self._ledger.promised_bytes, is_warm=is_warm)
+    def _note(self, now_s: float, reading: FootprintReading) -> None:
+        private_of = dict(reading.by_pid)
+        private = {
+            worker.number: private_of[worker.known_pid]
+            for worker in self._crew.workers
+            if worker.known_pid in private_of
+        }
+        promised = self._ledger.promised_by_holder
+        self._account.note_reading(now_s, reading.workers_bytes, private, promised)
+        self.workers_bytes = reading.workers_bytes
         self._book()
-        footprint = workers_bytes + self._arena.read_resident_bytes()
+        footprint = reading.workers_bytes + self._arena.read_resident_bytes()
         self.peak_bytes = max(self.peak_bytes, footprint)
-        if self._account.is_warm:
+        if self._admission.landings >= WARM_FETCHES * len(self._crew.workers):
             self.warm_peak_bytes = max(self.warm_peak_bytes, footprint)
 
     def _book(self) -> None:
-        self._ledger.workers_bytes = self._account.booked_bytes
+        """Idle workers, and what the tickets that they have will add."""
+        coming = self._account.estimate_coming(self._scheduler.roster.count_flights_by_worker())
+        if self._scheduler.roster.moves.is_busy or self.count_grown_bytes() > 2 * GROWN_LEAST_BYTES:
+            coming += _SPARE_BYTES  # replacing one of them takes a moment with both
+        self._ledger.workers_bytes = self._account.idle_bytes + coming
         self._ledger.workers_least_bytes = self._account.least_bytes
         self._ledger.sync()
-
-    def _note_privates(self, reading: FootprintReading) -> None:
-        private = dict(reading.by_pid)
-        roster = self._scheduler.roster
-        for worker in self._crew.workers:
-            size = private.get(worker.known_pid or -1)
-            if size is None:
-                continue
-            latest = self._private.setdefault(worker.number, deque(maxlen=2))
-            latest.append(size)
-            if roster.count_fetches(worker) >= WARM_FETCHES:
-                base = self._base.get(worker.number, size)
-                self._base[worker.number] = min(base, size)
 
     def _count_wanted(self) -> int:
         if not self._scheduler.is_short:
             return 0
         return max(1, self._admission.estimate_batch() - self._ledger.free_bytes)
+
+    # -- between readings ------------------------------------------------------------------
+
+    def note_report(self, worker: WorkerProcess, done: Done) -> None:
+        """A worker has said how large it is: what it grew by counts at once."""
+        anon_bytes = done.made.private_bytes if done.made is not None else None
+        self._account.note_report(worker.number, anon_bytes, done.faults)
+        self._book()
+
+    def note_dispatch(self) -> None:
+        """What a ticket will add counts before it is begun."""
+        self._book()
+
+    def note_move(self, move: Move) -> None:
+        """Another process has other memory."""
+        if move.is_last:
+            self._account.add(move.target.number, move.source.number)
+            self._account.remove(move.source.number)
+        else:
+            self._account.add(move.target.number)
+        self._book()
+
+    def count_grown_bytes(self) -> int:
+        """What replacing grown workers would free, sooner or later."""
+        return self._account.grown_bytes if self._scheduler.settings.may_move else 0
+
+    def try_relieve(self) -> bool:
+        """Replace the worker that has grown most, among those that have nothing to do.
+
+        Whoever is at a batch, or waits for room, could not be replaced before it has it.
+        """
+        if self._scheduler.roster.moves.is_under_way:
+            return True
+        grown = self._find_free_grown()
+        if grown is not None and self._account.is_estimated(grown.number):
+            self.read(time.monotonic())  # nothing is done on an estimate alone
+            grown = self._find_free_grown() if self._ledger.free_bytes < 0 else None
+        if grown is None:
+            return False
+        size = format_bytes(grown.grown_bytes)
+        because = f"the next batch lacks memory, and a worker has grown by {size}"
+        self._tell(time.monotonic(), Decision(self.stance, (Recycle(grown.number),), because))
+        self._recycle(grown.number)
+        return True
+
+    def _find_free_grown(self) -> WorkerFact | None:
+        facts = self._find_facts(settled=True, only_free=True)
+        return find_grown(facts, GROWN_LEAST_BYTES)
 
     # -- reconcile and decide -----------------------------------------------------------------
 
@@ -185,12 +249,13 @@ class Controller:
         before = self._policy.stance
         decision = self._policy.decide(position)
         if decision.stance != before or decision.acts:
-            self._tell(now_s, position, decision)
+            self._tell(now_s, decision)
         return decision
 
     def _take_position(self, now_s: float, *, is_waiting: bool, away_s: float) -> Position:
         seat, roster, admission = self._ledger.seat, self._scheduler.roster, self._admission
-        balance = self._ledger.reconcile(self.workers_bytes, self._arena.read_resident_bytes())
+        workers_bytes = self.workers_bytes + self._account.fresh_bytes
+        balance = self._ledger.reconcile(workers_bytes, self._arena.read_resident_bytes())
         settled = not roster.moves.is_busy
         return Position(
             t_s=now_s,
@@ -218,14 +283,14 @@ class Controller:
             cause=self._budget.source,
         )
 
-    def _find_facts(self, *, settled: bool) -> list[WorkerFact]:
-        may_move = settled and self._scheduler.settings.may_move
+    def _find_facts(self, *, settled: bool, only_free: bool = False) -> list[WorkerFact]:
+        roster = self._scheduler.roster
         facts = []
         for worker in self._crew.workers:
-            base = self._base.get(worker.number)
-            latest = self._private.get(worker.number)
-            grown = min(latest) - base if base is not None and latest else 0
-            facts.append(WorkerFact(worker.number, max(0, grown), may_move))
+            may_move = settled and self._scheduler.settings.may_move
+            may_move = may_move and not (only_free and roster.count_flights(worker))
+            grown = self._account.grown_of(worker.number)
+            facts.append(WorkerFact(worker.number, grown, may_move))
         return facts
 
     def _has_two(self) -> bool:
@@ -235,8 +300,8 @@ class Controller:
         workers = self._crew.workers
         if len(workers) >= self._most_workers:
             return False
-        one = self._account.booked_bytes // max(1, len(workers))
-        fits = self._account.booked_bytes + one <= self._ledger.budget_bytes // 2
+        one = self._account.idle_bytes // max(1, len(workers))
+        fits = self._account.idle_bytes + one <= self._ledger.budget_bytes // 2
         return fits and self._scheduler.roster.find_split() is not None
 
     def _read_pressure(self, now_s: float) -> float:
@@ -250,14 +315,14 @@ class Controller:
             self._pressure_frac = pressure.some_avg10_frac if pressure and is_ours else 0.0
         return self._pressure_frac
 
-    def _tell(self, now_s: float, position: Position, decision: Decision) -> None:
+    def _tell(self, now_s: float, decision: Decision) -> None:
         event = Decided(
             t_s=now_s - self._began_s,
             stance=decision.stance,
             acts=tuple(type(act).__name__ for act in decision.acts),
             because=decision.because,
-            measured_bytes=position.measured_bytes,
-            budget_bytes=position.budget_bytes,
+            measured_bytes=self._ledger.seat.measured_bytes,
+            budget_bytes=self._ledger.seat.whole_bytes,
         )
         self.events.append(event)
         _log.info("%s %s: %s", event.stance, ", ".join(event.acts), event.because)
@@ -313,6 +378,4 @@ class Controller:
     def _recycle(self, number: int) -> None:
         for worker in self._crew.workers:
             if worker.number == number and not worker.has_ended:
-                self._base.pop(number, None)
-                self._private.pop(number, None)
                 self._scheduler.roster.moves.recycle(worker)

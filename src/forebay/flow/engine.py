@@ -157,9 +157,7 @@ class Engine:
             make_order(plan, job),
             make_settings(plan, seat, job, crew_plan),
         )
-        self.controller = Controller(
-            self.scheduler, plan.budget, self._probe, self._owner_pid, guess_bytes
-        )
+        self.controller = Controller(self.scheduler, plan.budget, self._probe, self._owner_pid)
         self._stats = _Tally()
         for worker in self.crew.workers:
             self.crew.tell(worker, Keep(self.scheduler.settings.keep_bytes))

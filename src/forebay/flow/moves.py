@@ -73,6 +73,12 @@ class Moves:
         """Whether streams are between two processes: told to come, and not there yet."""
         return self._move is not None and self._move.is_asked
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a move will come to its end by itself: nobody has to let its source go first."""
+        move = self._move
+        return move is not None and (move.is_asked or not self._count_flights(move.source))
+
     def holds_back(self, worker: WorkerProcess) -> bool:
         """Whether a worker gets no ticket now, since its streams are about to leave it."""
         move = self._move

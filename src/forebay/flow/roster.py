@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, final
 
-from forebay.flow.moves import Moves
+from forebay.flow.moves import Move, Moves
 from forebay.workers.messages import Handed, Keep
 
 if TYPE_CHECKING:
@@ -149,6 +149,10 @@ class Roster:
             return True
         return False
 
+    def count_flights_by_worker(self) -> dict[int, int]:
+        """How many tickets each busy worker has, by its number."""
+        return {number: len(load.flights) for number, load in self._loads.items() if load.flights}
+
     def count_fetches(self, worker: WorkerProcess) -> int:
         """How many fetches a worker was given."""
         load = self._loads.get(worker.number)
@@ -170,11 +174,11 @@ class Roster:
 
     # -- moves --------------------------------------------------------------------------------
 
-    def take_handed(self, handed: Handed) -> None:
-        """The streams that a worker gave up are another's from here on."""
+    def take_handed(self, handed: Handed) -> Move | None:
+        """The streams that a worker gave up are another's from here on; returns the move."""
         move = self.moves.finish(handed)
         if move is None:
-            return
+            return None
         if move.target.number not in self._loads:
             self._loads[move.target.number] = Load()
             self.crew.tell(move.target, Keep(self._keep_bytes))
@@ -182,6 +186,7 @@ class Roster:
             self._worker_of[stream] = move.target
         if move.is_last:
             del self._loads[move.source.number]
+        return move
 
     def find_merge(self) -> tuple[WorkerProcess, WorkerProcess] | None:
         """Two workers with the fewest streams, the first to move in with the second."""

@@ -51,6 +51,7 @@ from forebay.workers.messages import (
 )
 
 if TYPE_CHECKING:
+    from forebay.flow.moves import Move
     from forebay.flow.order import Order, Ticket
     from forebay.workers.crew import Crew, Heard, WorkerProcess
 
@@ -72,6 +73,27 @@ would be 1; what is needed is more than the usual scatter of a fetch, some 5 to 
 
 _SMOOTHING = 0.2
 """Weight of the newest fetch in the average: a change shows after five."""
+
+
+class Watcher:
+    """Who watches memory for the scheduler; this one sees nothing (controller.py does)."""
+
+    def note_report(self, worker: WorkerProcess, done: Done) -> None:
+        """A worker has said how large it is."""
+
+    def note_dispatch(self) -> None:
+        """A worker has got one more ticket."""
+
+    def note_move(self, move: Move) -> None:
+        """Streams have changed their process."""
+
+    def count_grown_bytes(self) -> int:
+        """What replacing grown workers would free, sooner or later."""
+        return 0
+
+    def try_relieve(self) -> bool:
+        """Whether memory that the head lacks will come free, since a worker is replaced."""
+        return False
 
 
 @final
@@ -104,6 +126,7 @@ class Scheduler:
             # torch's rule shares a fixed number of tasks among the workers: who is slow keeps
             # its share, and that decides which batch comes when.
             self.window.set_bounds(settings.most_ahead, settings.most_ahead)
+        self.watcher = Watcher()
         self.roster = Roster(crew, settings.tokens, settings.keep_bytes)
         self.is_paused = False  # memory allows the batch that is delivered next, and no other
         self.delivered = 0  # in this epoch, failed ones too
@@ -286,6 +309,9 @@ class Scheduler:
             # what it needs, and is then served before all others.
             self.admission.make_room(self._landed, self._head, size)
             if not self._admit(worker, size):
+                if self.watcher.try_relieve():
+                    self.is_blocked = self.is_short = True
+                    return False  # a worker is replaced: what it has grown by comes free
                 self.admission.force(worker.number)
                 size = 0
         draft = self.admission.place(size) if size else None
@@ -304,6 +330,7 @@ class Scheduler:
         offset, capacity = (draft.block.offset, draft.block.capacity_bytes) if draft else (0, 0)
         stream = ticket.stream if ticket.stream >= 0 else worker.streams[0]
         self._note_flight(Flight(ticket, worker, draft))
+        self.watcher.note_dispatch()
         self._tell(
             worker,
             Task(ticket.serial, stream, ticket.indices, ticket.seed, offset, capacity, is_metered),
@@ -355,7 +382,9 @@ class Scheduler:
     def _take(self, heard: Heard) -> None:
         message = heard.message
         if isinstance(message, Handed):
-            self.roster.take_handed(message)
+            move = self.roster.take_handed(message)
+            if move is not None:
+                self.watcher.note_move(move)
             return
         flight = self._flights.get(message.serial)
         if flight is None:
@@ -386,6 +415,7 @@ class Scheduler:
     def _seal(self, flight: Flight, done: Done) -> Landed:
         """H: from draft to ready; what was learned from it."""
         self.admission.note_costs(done, flight.given_back)
+        self.watcher.note_report(flight.worker, done)
         if flight.started_s:
             took_s = time.monotonic() - flight.started_s
             self._fetch_s += _SMOOTHING * (took_s - self._fetch_s) if self._fetch_s else took_s
@@ -439,7 +469,11 @@ class Scheduler:
             if self._is_anybody_making():
                 self.is_blocked = True  # the others land, and are evicted then
                 return False
-            if self.admission.fits_at_best(flight.need_bytes, self._count_stranded_bytes()):
+            if self.watcher.try_relieve():
+                self.is_blocked = True
+                return False
+            spare = self._count_stranded_bytes() + self.watcher.count_grown_bytes()
+            if self.admission.fits_at_best(flight.need_bytes, spare):
                 self._serve(flight, self.admission.place(flight.need_bytes))
             else:
                 self._refuse(flight)
@@ -558,7 +592,9 @@ class Scheduler:
     def _count_ahead(self) -> tuple[int, int]:
         """Least and most batches of the window: a MiB of them costs nothing worth saving."""
         by_bytes = RUN_AHEAD_BYTES // max(1, self.admission.totals.estimate_next())
-        free = min(by_bytes, _RUN_AHEAD_BATCHES * self.settings.num_streams)
+        # Twice as far as it has come, at most: what is queued is not asked for memory again.
+        known = max(self.settings.num_streams, self.admission.landings)
+        free = min(by_bytes, _RUN_AHEAD_BATCHES * self.settings.num_streams, known)
         return max(1, free), max(self.settings.most_ahead, free)
 
     @property

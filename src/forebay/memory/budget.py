@@ -23,7 +23,6 @@ from forebay.options import (
     AutoBudget,
     BudgetSpec,
     FixedBudget,
-    OffBudget,
     ShareBudget,
     SharedBudget,
     parse_budget,

@@ -1,89 +1,293 @@
-"""What idle workers take: learned from readings that hold their fetches too.
+"""What the workers take when they are idle: from readings, and between them from themselves.
 
-Covers: the account of the zygote and the workers, and how fast it grows. Does not cover:
-reading (probe.py), or what is done about growth (policy.py). Pure.
+Covers: the account of the template and of each worker, and what each has grown by. Does not
+cover: reading (probe.py), promises to fetches (ledger.py), or what is done about growth
+(policy.py). Pure.
 
-A reading of the processes is the idle workers *and* whatever fetches hold at that moment;
-fetches have promises of their own. So two bounds: the account is no more than the least of
-the latest readings, and no less than the latest one less what is promised. The second one
-makes growth count at once that no fetch was promised.
+    booked = rest + sum over workers (idle + what their tickets will add)
+    rest   = the template, pages kept alive by fork, processes of the user's
+
+A full reading is exact, but it holds whatever fetches hold at that moment, too, and it is
+rare where processes are large. So
+
+- what a worker takes idle is no more than the least of its latest readings, and no less than
+  the latest one less what its fetch was promised. The second bound makes growth count at
+  once that nobody promised;
+- between two readings a worker says, with each batch, how many page faults it had, and with
+  those that are metered how much anonymous memory it has. The second shows what it allocated
+  and kept. It does not show a page that was copied because an object on it was touched: that
+  page was resident before, too. The first shows every such copy, and every page of heap that
+  was given back and taken again. Which part of the faults is growth is learned from the
+  readings; it is a habit of the dataset.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import final
 
+from forebay.memory.planner import WORKER_BYTES
 from forebay.units import MIB
 
 WARM_FETCHES = 3
 """Fetches of each worker after which it has touched what it usually touches."""
 
 _READINGS = 4
-"""Latest readings that count: what fetches hold is not in all of them."""
+"""Latest readings of a worker that count: what fetches hold is not in all of them."""
+
+_PAGE_BYTES = 4096
+"""What one minor fault brings at least. (Huge pages make it an underestimate; the next full
+reading puts that right.)"""
+
+_FIRST_RATIO = 1.0
+"""Part of the faults taken for growth before anything is known. Too much for a dataset that
+merely uses its heap: then the first reading, made early because of it, puts that right."""
+
+_RATIO_DECAY = 0.5
+"""It falls by half a reading at most: one reading may fall into a moment of calm."""
+
+_TELLING_BYTES = MIB
+"""Faults of less say nothing about the ratio."""
+
+_STEP_DECAY = 0.75
+"""How fast a large step is forgotten: what was copied once is not copied again."""
 
 _SLOPE_READINGS = 3
 """Readings whose least is compared with the least of as many before: a trend, not a peak."""
 
-_NOISE_BYTES = MIB
-"""The kernel's own counters are off by so much (see peak.py)."""
+
+@final
+class WorkerAccount:
+    """One worker's.
+
+    Attributes:
+        idle_bytes: Private memory when it is idle, by the latest readings.
+        kept_bytes: Of its growth since the last reading, what it says that it allocated.
+        copied_bytes: The same for all other page faults, at most.
+        step_bytes: What one more fetch will add.
+    """
+
+    def __init__(self, like: WorkerAccount | None = None) -> None:
+        self.idle_bytes = WORKER_BYTES if like is None else like.newborn_bytes
+        self.kept_bytes = 0
+        self.copied_bytes = 0
+        self.step_bytes = 0 if like is None else like.step_bytes
+        self._private: deque[int] = deque(maxlen=_READINGS)
+        self._base_bytes: int | None = None
+        self._anon_bytes: int | None = None  # as it said last, and when it was read last
+        self._read_anon_bytes = 0
+        self._faults: int | None = None
+        self._read_faults = 0
+        self._fresh_bytes = 0
+
+    def note_report(self, anon_bytes: int | None, faults: int, ratio: float) -> None:
+        """What it said after a fetch; see `CrewAccount.note_report`."""
+        if anon_bytes is not None:
+            if self._anon_bytes is None:
+                # What it allocates at its first fetch is what it needs, and not growth.
+                self._read_anon_bytes = anon_bytes
+            self._anon_bytes = anon_bytes
+        if self._faults is None:
+            self._read_faults = faults
+        self._faults = faults
+        self._split()
+        fresh = self.estimate_fresh(ratio)
+        step, self._fresh_bytes = fresh - self._fresh_bytes, fresh
+        self.step_bytes = max(step, int(_STEP_DECAY * self.step_bytes))
+
+    @property
+    def newborn_bytes(self) -> int:
+        """What one like it takes after its first fetch."""
+        if self._base_bytes is not None:
+            return max(WORKER_BYTES, self._base_bytes)
+        return WORKER_BYTES + self.step_bytes
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it has made a batch and no reading has seen it."""
+        return self._faults is not None and not self._private
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether it has made a batch."""
+        return self._faults is not None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a full reading has seen it."""
+        return bool(self._private)
+
+    def note_reading(self, private_bytes: int, promised_bytes: int, ratio: float) -> int:
+        """What a full reading found to be its own alone. Returns what it has grown since."""
+        before = self._private[-1] if self._private else private_bytes
+        if self._base_bytes is None and self._faults is not None:
+            self._base_bytes = max(0, private_bytes - self.estimate_fresh(ratio))
+        if self._base_bytes is not None:
+            self._base_bytes = min(self._base_bytes, private_bytes)
+        self._private.append(private_bytes)
+        self.idle_bytes = max(min(self._private), private_bytes - promised_bytes)
+        if self._anon_bytes is not None:
+            self._read_anon_bytes = self._anon_bytes
+        self._read_faults = self._faults or 0
+        self.kept_bytes = self.copied_bytes = self._fresh_bytes = 0
+        return private_bytes - before
+
+    def estimate_fresh(self, ratio: float) -> int:
+        """Growth since the last reading."""
+        return self.kept_bytes + int(ratio * self.copied_bytes)
+
+    def estimate_grown(self, ratio: float) -> int:
+        """Growth since it was new: what replacing it would free."""
+        base = self.idle_bytes if self._base_bytes is None else self._base_bytes
+        return max(0, self.idle_bytes - base) + self.estimate_fresh(ratio)
+
+    def _split(self) -> None:
+        self.kept_bytes = max(0, (self._anon_bytes or 0) - self._read_anon_bytes)
+        faulted = max(0, (self._faults or 0) - self._read_faults) * _PAGE_BYTES
+        self.copied_bytes = max(0, faulted - self.kept_bytes)
 
 
 @final
 class CrewAccount:
-    """The account, reading by reading.
+    """All workers of one iterator, and their template.
 
     Args:
-        guess_bytes: Before anything was read, and until all workers are warm at least.
+        rest_bytes: First guess of what is there beside the workers.
+        numbers: The workers.
 
     Attributes:
-        booked_bytes: What idle workers and their template take now.
-        least_bytes: The least that they were ever seen to take.
-        growth_bytes_per_s: How fast that grows; 0 while it does not.
-        is_warm: Whether every worker has made its first batches.
+        ratio: Part of the page faults that is growth.
+        growth_bytes_per_s: How fast the whole grows by readings; 0 while it does not.
     """
 
-    def __init__(self, guess_bytes: int) -> None:
-        self.booked_bytes = guess_bytes
-        self.least_bytes = guess_bytes
+    def __init__(self, rest_bytes: int, numbers: tuple[int, ...]) -> None:
+        self.ratio = _FIRST_RATIO
         self.growth_bytes_per_s = 0.0
-        self.is_warm = False
-        self._guess_bytes = guess_bytes
-        self._readings: deque[tuple[float, int]] = deque(maxlen=2 * _SLOPE_READINGS)
+        self._rest_bytes = rest_bytes
+        self._rests: deque[int] = deque(maxlen=2)
+        self._workers = {number: WorkerAccount() for number in numbers}
+        self._trend: deque[tuple[float, int]] = deque(maxlen=2 * _SLOPE_READINGS)
 
-    def note(self, t_s: float, workers_bytes: int, promised_bytes: int, *, is_warm: bool) -> None:
-        """Take in one reading.
+    # -- who there is ---------------------------------------------------------------------
+
+    def add(self, number: int, instead_of: int | None = None) -> None:
+        """A new worker; it will grow as the one did that it replaces."""
+        before = self._workers.get(instead_of) if instead_of is not None else None
+        self._workers[number] = WorkerAccount(before)
+
+    def remove(self, number: int) -> None:
+        """A worker is gone, with all it had."""
+        self._workers.pop(number, None)
+        self._trend.clear()
+
+    # -- what there is ----------------------------------------------------------------------
+
+    @property
+    def idle_bytes(self) -> int:
+        """What all take when no fetch runs, by readings and by what they say since."""
+        return self._rest_bytes + sum(
+            worker.idle_bytes + worker.estimate_fresh(self.ratio)
+            for worker in self._workers.values()
+        )
+
+    @property
+    def least_bytes(self) -> int:
+        """The same if every worker were new."""
+        return self.idle_bytes - self.grown_bytes
+
+    @property
+    def grown_bytes(self) -> int:
+        """What replacing all workers would free."""
+        return sum(self.grown_of(number) for number in self._workers)
+
+    @property
+    def fresh_bytes(self) -> int:
+        """Growth since the last full reading, estimated."""
+        return sum(worker.estimate_fresh(self.ratio) for worker in self._workers.values())
+
+    def grown_of(self, number: int) -> int:
+        """What replacing one worker would free."""
+        return self._workers[number].estimate_grown(self.ratio)
+
+    def is_estimated(self, number: int) -> bool:
+        """Whether a good part of that was neither read nor said."""
+        worker = self._workers[number]
+        return self.ratio * worker.copied_bytes > max(worker.kept_bytes, _TELLING_BYTES)
+
+    def estimate_coming(self, flights: Mapping[int, int]) -> int:
+        """What the tickets that workers have will add; `flights` counts them by worker."""
+        return sum(
+            worker.step_bytes * flights.get(number, 0) for number, worker in self._workers.items()
+        )
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether every worker has made a batch: before, there is little to read."""
+        return all(worker.has_reported for worker in self._workers.values())
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a worker has made a batch and no reading has seen it."""
+        return any(worker.is_unread for worker in self._workers.values())
+
+    # -- what is learned --------------------------------------------------------------------
+
+    def note_report(self, number: int, anon_bytes: int | None, faults: int) -> None:
+        """What a worker said after a fetch.
+
+        Args:
+            number: The worker.
+            anon_bytes: Its anonymous memory; None when this fetch was not metered.
+            faults: Its minor page faults since it began.
+        """
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.note_report(anon_bytes, faults, self.ratio)
+
+    def note_reading(
+        self,
+        t_s: float,
+        total_bytes: int,
+        private: Mapping[int, int],
+        promised: Mapping[int, int],
+    ) -> None:
+        """Take in one full reading.
 
         Args:
             t_s: When.
-            workers_bytes: As read.
-            promised_bytes: Promises to fetches that run.
-            is_warm: Whether every worker has made its first batches.
+            total_bytes: Of all processes.
+            private: What each worker that could be read has for itself, by number.
+            promised: Promises to fetches that run, by number of their worker.
         """
-        if is_warm and not self.is_warm:
-            self.is_warm = True
-            self._readings.clear()
-            self.least_bytes = workers_bytes
-        self._readings.append((t_s, workers_bytes))
-        least = min(size for _, size in list(self._readings)[-_READINGS:])
-        self.growth_bytes_per_s = self._estimate_growth()
-        if self.is_warm:
-            self.least_bytes = min(self.least_bytes, least)
-            self.booked_bytes = max(least, workers_bytes - promised_bytes)
-        else:
-            self.booked_bytes = max(self._guess_bytes, least)
+        found = {number: size for number, size in private.items() if number in self._workers}
+        known = [self._workers[number] for number in found if self._workers[number].is_read]
+        kept = sum(worker.kept_bytes for worker in known)
+        copied = sum(worker.copied_bytes for worker in known)
+        grown = 0
+        for number, size in found.items():
+            worker = self._workers[number]
+            grown += worker.note_reading(size, promised.get(number, 0), self.ratio)
+        if copied >= _TELLING_BYTES:
+            self._learn_ratio((grown - kept) / copied)
+        self._rests.append(max(0, total_bytes - sum(found.values())))
+        self._rest_bytes = min(self._rests)
+        self._note_trend(t_s)
 
-    def start_afresh(self, guess_bytes: int) -> None:
-        """Workers were replaced: what was read before says nothing of those that are there."""
-        self._readings.clear()
-        self._guess_bytes = guess_bytes
+    def _learn_ratio(self, ratio: float) -> None:
+        before, self.ratio = self.ratio, min(1.0, max(_RATIO_DECAY * self.ratio, ratio))
+        if self.ratio < before:
+            for worker in self._workers.values():
+                worker.step_bytes = int(worker.step_bytes * self.ratio / before)
+
+    def _note_trend(self, t_s: float) -> None:
+        self._trend.append((t_s, self.idle_bytes))
         self.growth_bytes_per_s = 0.0
-
-    def _estimate_growth(self) -> float:
-        if not self.is_warm or len(self._readings) < 2 * _SLOPE_READINGS:
-            return 0.0
-        readings = list(self._readings)
+        if len(self._trend) < 2 * _SLOPE_READINGS:
+            return
+        readings = list(self._trend)
         old, new = readings[:_SLOPE_READINGS], readings[_SLOPE_READINGS:]
         grown = min(size for _, size in new) - min(size for _, size in old)
         span_s = new[-1][0] - old[-1][0]
-        return grown / span_s if grown > _NOISE_BYTES and span_s > 0 else 0.0
+        if grown > _TELLING_BYTES and span_s > 0:
+            self.growth_bytes_per_s = grown / span_s

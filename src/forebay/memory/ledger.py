@@ -100,6 +100,11 @@ class Ledger:
         return self.budget_bytes - self.accounted_bytes
 
     @property
+    def promised_by_holder(self) -> dict[int, int]:
+        """The promises that are still kept, by worker."""
+        return {holder: grant.making_bytes for holder, grant in self._grants.items()}
+
+    @property
     def open_grants(self) -> tuple[Grant, ...]:
         """The promises that are still kept."""
         return tuple(self._grants.values())

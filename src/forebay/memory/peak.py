@@ -176,6 +176,15 @@ class PeakMeter:
         return _Resident(*(fields.get(name, 0) for name in _LINES))
 
 
+def read_faults() -> int:
+    """Minor page faults of this process so far; 0 where that is not told. Costs 1 us."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 def trim_heap() -> None:
     """Give memory that the C allocator keeps for later back to the system.
 

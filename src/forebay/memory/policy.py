@@ -17,6 +17,7 @@ One step a reading, so that each has shown its effect before the next is taken.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -51,7 +52,7 @@ PRESSURE_FRAC = 0.20
 """PSI `some avg10` from which memory is short although no limit says so: a fifth of the time
 something waited for memory. systemd-oomd acts from 0.6 (its manual), long after it hurts."""
 
-_GROWN_LEAST_BYTES = 4 * MIB
+GROWN_LEAST_BYTES = 4 * MIB
 """Growth of a worker that is worth a new one: starting it costs as much."""
 
 _STEP_S = 0.5
@@ -314,7 +315,7 @@ class Policy:
         return tuple(acts)
 
     def _choose_step(self, now: Position) -> Act | None:
-        grown = _find_grown(now, _GROWN_LEAST_BYTES)
+        grown = find_grown(now.workers, GROWN_LEAST_BYTES)
         if grown is not None:
             return Recycle(grown.number)
         if now.asked_bytes and not now.is_idle:
@@ -339,8 +340,8 @@ class Policy:
         share = now.promised_bytes // (2 * max(1, len(now.workers)))
         # Where grown workers are what keeps the next fetch from its memory, a batch is enough.
         if now.is_short:
-            share = min(share, max(_GROWN_LEAST_BYTES, now.batch_bytes))
-        grown = _find_grown(now, max(share, _GROWN_LEAST_BYTES))
+            share = min(share, max(GROWN_LEAST_BYTES, now.batch_bytes))
+        grown = find_grown(now.workers, max(share, GROWN_LEAST_BYTES))
         if grown is not None:
             return Recycle(grown.number)
         is_calm = self._calm_since_s is not None and now.t_s - self._calm_since_s >= _CALM_S
@@ -351,8 +352,9 @@ class Policy:
         return Split() if now.can_split else None
 
 
-def _find_grown(now: Position, least_bytes: int) -> WorkerFact | None:
-    movable = [worker for worker in now.workers if worker.may_move]
+def find_grown(workers: Iterable[WorkerFact], least_bytes: int) -> WorkerFact | None:
+    """The worker that has grown most, if it may move and that is worth it."""
+    movable = [worker for worker in workers if worker.may_move]
     grown = max(movable, key=lambda worker: worker.grown_bytes, default=None)
     return grown if grown is not None and grown.grown_bytes >= least_bytes else None
 

@@ -1,8 +1,8 @@
-"""One anonymous shared mapping, made once and recycled for ever.
+"""One anonymous mapping, made once and recycled for ever.
 
-Covers: the mapping itself (a memfd, or what the platform has instead), placing and
-dropping blocks in it, and giving pages back to the kernel. Does not cover: who may
-have how many bytes (memory/ledger.py) or when a block comes free (lease.py).
+Covers: placing and dropping blocks in it, and giving pages back to the kernel. Does not
+cover: what the mapping is (pages.py), who may have how many bytes (memory/ledger.py) or
+when a block comes free (lease.py).
 
 The one idea: what makes moving batches slow is not copying but page faults, so a page
 that was touched once is kept *warm* and handed out again. Address space is reserved
@@ -15,17 +15,12 @@ the scheduler calls it under its own lock.
 from __future__ import annotations
 
 import bisect
-import contextlib
-import mmap
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
+from forebay.transport.pages import open_pages
 from forebay.units import PAGE_BYTES, round_up_to_page
-
-_MADV_REMOVE = getattr(mmap, "MADV_REMOVE", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +99,21 @@ class _Ranges:
 
 @final
 class Arena:
-    """Blocks of shared memory that every process of one loader sees at the same offsets.
+    """Blocks of memory that every worker of one loader sees at the same offsets.
 
     Free ranges are of two kinds: *warm* ones have their pages, *cold* ones do not.
     Invariant: live blocks + warm + cold = reserve, and no two overlap.
 
     Args:
         reserve_bytes: Address space to reserve. It costs no memory until it is touched.
+        is_private: Whether all workers are threads of this process.
     """
 
-    def __init__(self, reserve_bytes: int) -> None:
+    def __init__(self, reserve_bytes: int, *, is_private: bool = False) -> None:
         self.reserve_bytes = round_up_to_page(max(reserve_bytes, PAGE_BYTES))
-        self.fd = _open_anonymous_file(self.reserve_bytes)
-        self.mapping = mmap.mmap(self.fd, self.reserve_bytes)
+        self._pages = open_pages(self.reserve_bytes, is_private=is_private)
+        self.mapping = self._pages.mapping
+        self._reach_bytes = 0  # nothing beyond was ever placed
         self._cold = _Ranges()
         self._cold.add(0, self.reserve_bytes)
         self._warm = _Ranges()
@@ -134,13 +131,18 @@ class Arena:
         """How often pages went back: they vanish from workers' resident memory too."""
 
     @property
+    def fd(self) -> int:
+        """The descriptor that leads to it; -1 when it is private, or closed."""
+        return self._pages.fd
+
+    @property
     def free_warm_bytes(self) -> int:
         """Touched bytes that no block holds."""
         return self._warm.total_bytes + self._hot_bytes
 
     def read_resident_bytes(self) -> int:
-        """Exact resident bytes, from the file's own count of its pages."""
-        return os.fstat(self.fd).st_blocks * 512
+        """Exact resident bytes, as the kernel counts them."""
+        return self._pages.read_resident_bytes(self._reach_bytes, self.touched_bytes)
 
     def estimate_growth(self, length_bytes: int) -> int:
         """Bytes that placing `length_bytes` would newly touch: 0 when a warm range fits."""
@@ -165,6 +167,8 @@ class Arena:
         if offset is None:
             return None
         self.touched_bytes += capacity
+        self._reach_bytes = max(self._reach_bytes, offset + capacity)
+        self._pages.expect(offset, capacity)
         return self._lend(offset, capacity, was_cold=True)
 
     def shrink(self, block: Block, used_bytes: int, touched_bytes: int) -> Block:
@@ -216,7 +220,7 @@ class Arena:
         Returns:
             The bytes given back. Live blocks are never touched.
         """
-        if _MADV_REMOVE is None:
+        if not self._pages.can_give_back:
             return 0
         self._cool_down()
         given = 0
@@ -225,11 +229,13 @@ class Arena:
             if found is None:
                 break
             offset, length = found
-            over = (length - (length_bytes - given)) // PAGE_BYTES * PAGE_BYTES
+            grain = self._pages.grain_bytes
+            # Where pages are huge, rather a little more: a part of one would not come free.
+            over = (offset + length - (length_bytes - given)) // grain * grain - offset
             if over > 0:
                 self._warm.add(offset, over)
                 offset, length = offset + over, length - over
-            self.mapping.madvise(_MADV_REMOVE, offset, length)
+            self._pages.give_back(offset, length)
             self.times_given_back += 1
             self._cold.add(offset, length)
             self.touched_bytes -= length
@@ -238,11 +244,7 @@ class Arena:
 
     def close(self) -> None:
         """Let go of the mapping. Views that consumers hold keep it alive until they die."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-        with contextlib.suppress(BufferError):  # views are alive: it goes when the last one does
-            self.mapping.close()
+        self._pages.close()
 
     def _lend(self, offset: int, capacity: int, *, was_cold: bool) -> Block:
         self._generation += 1
@@ -262,19 +264,3 @@ class Arena:
                     self._warm.add(offset, capacity)
             self._hot.clear()
             self._hot_bytes = 0
-
-
-def _open_anonymous_file(length: int) -> int:
-    """A descriptor of `length` bytes of shared memory that no name leads to."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("forebay", os.MFD_CLOEXEC)
-    else:
-        # No memfd (macOS): an unlinked private file serves behind the same interface.
-        with tempfile.NamedTemporaryFile(prefix="forebay-") as file:
-            fd = os.dup(file.fileno())
-    try:
-        os.ftruncate(fd, length)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd

@@ -78,7 +78,12 @@ class Retire(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What a metered fetch cost: peak growth while it ran, private bytes after it."""
+    """What a metered fetch cost.
+
+    Attributes:
+        peak_bytes: Growth while it ran, at its peak.
+        private_bytes: Anonymous memory of the worker after it.
+    """
 
     peak_bytes: int
     private_bytes: int
@@ -95,6 +100,7 @@ class Done(NamedTuple):
         used_bytes: Prefix of the block that the batch needs.
         touched_bytes: Prefix of the block that was ever written.
         made: What the fetch cost, when it was metered.
+        faults: Minor page faults of the worker since it began.
     """
 
     serial: int
@@ -104,6 +110,7 @@ class Done(NamedTuple):
     used_bytes: int
     touched_bytes: int
     made: Made | None
+    faults: int = 0
 
 
 class Need(NamedTuple):
@@ -125,13 +132,15 @@ class StreamState(NamedTuple):
 
     Attributes:
         number: The stream.
-        generators: States of the global generators, and of `forebay.rng()`'s.
+        generators: States of the global generators.
         fault: What starting it raised, if nobody was told yet.
+        own: State of `forebay.rng()`'s.
     """
 
     number: int
     generators: Any
     fault: Any
+    own: Any = None
 
 
 class Handed(NamedTuple):

@@ -1,16 +1,19 @@
 """Streams: torch's logical workers, kept apart when they share a process.
 
 Covers: the three global generators of a stream, its seed, its fetcher, and switching
-between the streams that one process carries. Does not cover: which process carries which
-stream (crew.py).
+between the streams that one process or thread carries. Does not cover: which of them
+carries which stream (crew.py, threads.py).
 
 torch ties batch i to worker i mod W, whose random state runs on from batch to batch. So
 there are always W streams, whatever the number of processes; a process with several
 switches the generators when the stream changes (0.2 ms), one with a single stream never.
+A thread never does: the global generators are the training code's as well.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import random
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -22,6 +25,7 @@ import torch
 from forebay import torch_compat
 from forebay.workers.job import Job
 from forebay.workers.messages import StreamState
+from forebay.workers.randomness import Generators, enter_stream, enter_stream_in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,13 @@ class Stream:
         fetcher: torch's fetcher; None until the stream starts, or when starting it raised.
         fault: What starting it raised; the answer to its first task, as in torch.
         has_ended: Its iterable dataset is exhausted.
+        own: What `forebay.rng()` gives while it is current.
+        dataset: What it draws from.
     """
 
     number: int
+    own: Generators
+    dataset: Any
     state: RandomState | None = None
     fetcher: Any = None
     fault: Any = None
@@ -92,12 +100,23 @@ class Stream:
 
 @final
 class Streams:
-    """The streams that this process carries; at most one of them is current."""
+    """The streams that this process, or thread, carries; at most one of them is current.
 
-    def __init__(self, job: Job, numbers: tuple[int, ...]) -> None:
+    Args:
+        job: What they make.
+        numbers: Which.
+        in_thread: Whether this is a thread of the training process.
+    """
+
+    def __init__(self, job: Job, numbers: tuple[int, ...], *, in_thread: bool = False) -> None:
         self._job = job
-        self._streams = {number: Stream(number) for number in numbers}
+        self._in_thread = in_thread
+        self._streams = {number: self._make_stream(number) for number in numbers}
         self._current: Stream | None = None
+
+    def _make_stream(self, number: int) -> Stream:
+        dataset = copy_for_stream(self._job) if self._in_thread else self._job.dataset
+        return Stream(number, Generators(self._job.base_seed, number), dataset)
 
     def start_all(self) -> None:
         """Seed and initialise every stream, in order, as torch's workers do at their start."""
@@ -109,9 +128,10 @@ class Streams:
         stream = self._streams[number]
         if stream is self._current:
             return stream
-        if self._current is not None:
+        if self._current is not None and not self._in_thread:
             self._current.state = RandomState.take()
         self._current = stream
+        (enter_stream_in_thread if self._in_thread else enter_stream)(stream.own)
         if stream.is_started:
             if stream.state is not None:
                 stream.state.put()
@@ -120,6 +140,12 @@ class Streams:
         else:
             self._start(stream)
         return stream
+
+    def seed_batch(self, stream: Stream, seed: int) -> None:
+        """`seeding="batch"`: what is drawn depends on the batch alone."""
+        stream.own.reseed(seed, 0)
+        if not self._in_thread:
+            seed_generators(seed, 0)
 
     def resume(self) -> None:
         """A new epoch of persistent workers: new fetchers, same generators and datasets."""
@@ -133,7 +159,8 @@ class Streams:
         states = []
         for number in numbers:
             stream = self.enter(number)
-            states.append(StreamState(number, RandomState.take(), stream.fault))
+            state = None if self._in_thread else RandomState.take()
+            states.append(StreamState(number, state, stream.fault, stream.own.take_state()))
             del self._streams[number]
             self._current = None
         return tuple(states)
@@ -146,10 +173,13 @@ class Streams:
         without doing harm.
         """
         for state in states:
-            self._streams[state.number] = Stream(state.number)
+            self._streams[state.number] = self._make_stream(state.number)
             stream = self.enter(state.number)
             stream.fault = state.fault or stream.fault
-            state.generators.put()
+            if state.generators is not None:
+                state.generators.put()
+            if state.own is not None:
+                stream.own.put_state(state.own)
 
     def run_exit_fn(self) -> None:
         """The user's exit function, once for each stream."""
@@ -161,7 +191,8 @@ class Streams:
     def _start(self, stream: Stream) -> None:
         job = self._job
         stream.is_started = True
-        seed_generators(job.base_seed, stream.number)
+        if not self._in_thread:
+            seed_generators(job.base_seed, stream.number)
         self._show_info(stream)
         try:
             if job.init_fn is not None:
@@ -175,18 +206,32 @@ class Streams:
         job = self._job
         try:
             stream.fetcher = torch_compat.make_fetcher(
-                job.kind, job.dataset, job.auto_collation, job.collate_fn, job.drop_last
+                job.kind, stream.dataset, job.auto_collation, job.collate_fn, job.drop_last
             )
         except Exception:
             stream.fault = torch_compat.WorkerException(where=_where(stream.number))
 
     def _show_info(self, stream: Stream) -> None:
         job = self._job
-        torch_compat.set_worker_info(
-            stream.number, job.num_streams, job.base_seed + stream.number, job.dataset
-        )
+        show = torch_compat.set_thread_info if self._in_thread else torch_compat.set_worker_info
+        show(stream.number, job.num_streams, job.base_seed + stream.number, stream.dataset)
 
 
 def _where(number: int) -> str:
     """torch's words for the place of an error; tests and tools match them."""
     return f"in DataLoader worker process {number}"
+
+
+def copy_for_stream(job: Job) -> Any:
+    """The dataset as a thread's stream gets it: the one object, or a copy.
+
+    In torch each worker has a copy. A map-style dataset is read, so one serves all; an iterable
+    holds its place, and `worker_init_fn` is there to make copies differ. One that cannot be
+    copied whole (an open file, a lock) is copied on its surface; else it is shared.
+    """
+    if not torch_compat.is_iterable_kind(job.kind) and job.init_fn is None:
+        return job.dataset
+    for copier in (copy.deepcopy, copy.copy):
+        with contextlib.suppress(Exception):
+            return copier(job.dataset)
+    return job.dataset

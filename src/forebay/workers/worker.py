@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from forebay import torch_compat
-from forebay.memory.peak import PeakMeter, trim_heap
+from forebay.memory.peak import PeakMeter, read_faults, trim_heap
 from forebay.transport.codec import Encoded, encode
 from forebay.transport.lease import INLINE_BYTES
 from forebay.units import MIB
@@ -152,10 +152,13 @@ class _Worker:
             answer = Failed(task.serial, _wrap_stopped(stopped, task.stream))
         if task.is_metered and isinstance(answer, Done):
             making = self._meter.stop()
-            answer = answer._replace(made=Made(making.peak_bytes, making.private_bytes))
+            made = Made(making.peak_bytes, making.private_bytes)
+            answer = answer._replace(made=made, faults=read_faults())
             self._channel.send(answer)
             self._trim_if_above_share(making.private_bytes)
         else:
+            if isinstance(answer, Done):
+                answer = answer._replace(faults=read_faults())
             self._channel.send(answer)
 
     def _trim_if_above_share(self, private_bytes: int) -> None:
