@@ -63,9 +63,18 @@ class Admission:
 
     # -- C and D: grant, place --------------------------------------------------------------
 
-    def try_admit(self, worker: int, *, is_busy: bool, size_bytes: int) -> bool:
-        """A grant for what making takes, if it and the block's growth fit the budget."""
-        growth = self._estimate_growth(size_bytes)
+    def try_admit(
+        self, worker: int, *, is_busy: bool, size_bytes: int, step_bytes: int = 0
+    ) -> bool:
+        """A grant for what making takes, if it and the block's growth fit the budget.
+
+        Args:
+            worker: Who would make it.
+            is_busy: Whether it has a grant already, for the batch that it is at.
+            size_bytes: Of the block; 0 for none.
+            step_bytes: What the worker itself is about to grow by.
+        """
+        growth = self._estimate_growth(size_bytes) + step_bytes
         self.ledger.arena_bytes = self.arena.touched_bytes
         if is_busy:
             return self.ledger.try_grow(growth)
@@ -74,7 +83,7 @@ class Admission:
             return True
         if not self._reclaim(making + growth - self.ledger.free_bytes):
             return False
-        growth = self._estimate_growth(size_bytes)
+        growth = self._estimate_growth(size_bytes) + step_bytes
         return not isinstance(self.ledger.grant(worker, making, growth), Refusal)
 
     def force(self, worker: int) -> None:

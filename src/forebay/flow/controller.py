@@ -109,6 +109,7 @@ class Controller(Watcher):
         self._pressure_s = 0.0
         self._pressure_frac = 0.0
         self._has_trimmed = False
+        self._leaving: list[WorkerProcess] = []
         self._most_tokens = scheduler.roster.tokens
         self._most_workers = len(self._crew.workers)
         self.events: deque[Decided] = deque(maxlen=_EVENTS)
@@ -181,7 +182,13 @@ class Controller(Watcher):
             self.warm_peak_bytes = max(self.warm_peak_bytes, footprint)
 
     def _book(self) -> None:
-        """Idle workers, and what the tickets that they have will add."""
+        """Idle workers, and what the tickets that they have will add.
+
+        A worker that was told to end counts until it has: that takes the kernel a moment.
+        """
+        for worker in [worker for worker in self._leaving if worker.has_ended]:
+            self._leaving.remove(worker)
+            self._account.remove(worker.number)
         coming = self._account.estimate_coming(self._scheduler.roster.count_flights_by_worker())
         if self._scheduler.roster.moves.is_busy or self.count_grown_bytes() > 2 * GROWN_LEAST_BYTES:
             coming += _SPARE_BYTES  # replacing one of them takes a moment with both
@@ -202,6 +209,10 @@ class Controller(Watcher):
         self._account.note_report(worker.number, anon_bytes, done.faults)
         self._book()
 
+    def estimate_step(self, worker: WorkerProcess) -> int:
+        """What one more fetch will make a worker grow by."""
+        return self._account.step_of(worker.number)
+
     def note_dispatch(self) -> None:
         """What a ticket will add counts before it is begun."""
         self._book()
@@ -209,10 +220,9 @@ class Controller(Watcher):
     def note_move(self, move: Move) -> None:
         """Another process has other memory."""
         if move.is_last:
+            self._leaving.append(move.source)
+        if not self._account.has(move.target.number):
             self._account.add(move.target.number, move.source.number)
-            self._account.remove(move.source.number)
-        else:
-            self._account.add(move.target.number)
         self._book()
 
     def count_grown_bytes(self) -> int:
@@ -224,7 +234,8 @@ class Controller(Watcher):
 
         Whoever is at a batch, or waits for room, could not be replaced before it has it.
         """
-        if self._scheduler.roster.moves.is_under_way:
+        self._book()
+        if self._scheduler.roster.moves.is_under_way or self._leaving:
             return True
         grown = self._find_free_grown()
         if grown is not None and self._account.is_estimated(grown.number):

@@ -81,6 +81,10 @@ class Watcher:
     def note_report(self, worker: WorkerProcess, done: Done) -> None:
         """A worker has said how large it is."""
 
+    def estimate_step(self, worker: WorkerProcess) -> int:
+        """What one more fetch will make a worker grow by."""
+        return 0
+
     def note_dispatch(self) -> None:
         """A worker has got one more ticket."""
 
@@ -321,7 +325,12 @@ class Scheduler:
 
     def _admit(self, worker: WorkerProcess, size_bytes: int) -> bool:
         is_busy = bool(self.roster.count_flights(worker))
-        return self.admission.try_admit(worker.number, is_busy=is_busy, size_bytes=size_bytes)
+        return self.admission.try_admit(
+            worker.number,
+            is_busy=is_busy,
+            size_bytes=size_bytes,
+            step_bytes=self.watcher.estimate_step(worker),
+        )
 
     def _send(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
         now = time.monotonic()

@@ -44,8 +44,9 @@ _FIRST_RATIO = 1.0
 """Part of the faults taken for growth before anything is known. Too much for a dataset that
 merely uses its heap: then the first reading, made early because of it, puts that right."""
 
-_RATIO_DECAY = 0.5
-"""It falls by half a reading at most: one reading may fall into a moment of calm."""
+_CHURN_RATIO = 0.1
+"""Below this it is the heap that comes and goes: then half of what was assumed is dropped with
+each reading. Above, a tenth: a reading may fall into a moment when all was copied already."""
 
 _TELLING_BYTES = MIB
 """Faults of less say nothing about the ratio."""
@@ -66,13 +67,15 @@ class WorkerAccount:
         kept_bytes: Of its growth since the last reading, what it says that it allocated.
         copied_bytes: The same for all other page faults, at most.
         step_bytes: What one more fetch will add.
+        largest_step_bytes: The most that one ever added, to it or the one it replaced.
     """
 
     def __init__(self, like: WorkerAccount | None = None) -> None:
         self.idle_bytes = WORKER_BYTES if like is None else like.newborn_bytes
         self.kept_bytes = 0
         self.copied_bytes = 0
-        self.step_bytes = 0 if like is None else like.step_bytes
+        # A new one copies most at first: its steps begin with the largest that were seen.
+        self.step_bytes = self.largest_step_bytes = 0 if like is None else like.largest_step_bytes
         self._private: deque[int] = deque(maxlen=_READINGS)
         self._base_bytes: int | None = None
         self._anon_bytes: int | None = None  # as it said last, and when it was read last
@@ -95,13 +98,19 @@ class WorkerAccount:
         fresh = self.estimate_fresh(ratio)
         step, self._fresh_bytes = fresh - self._fresh_bytes, fresh
         self.step_bytes = max(step, int(_STEP_DECAY * self.step_bytes))
+        self.largest_step_bytes = max(step, self.largest_step_bytes)
+
+    def scale_steps(self, factor: float) -> None:
+        """What was learned of steps counted too many, or too few, of the faults."""
+        self.step_bytes = int(self.step_bytes * factor)
+        self.largest_step_bytes = int(self.largest_step_bytes * factor)
 
     @property
     def newborn_bytes(self) -> int:
         """What one like it takes after its first fetch."""
         if self._base_bytes is not None:
             return max(WORKER_BYTES, self._base_bytes)
-        return WORKER_BYTES + self.step_bytes
+        return WORKER_BYTES + self.largest_step_bytes
 
     @property
     def is_unread(self) -> bool:
@@ -120,11 +129,14 @@ class WorkerAccount:
 
     def note_reading(self, private_bytes: int, promised_bytes: int, ratio: float) -> int:
         """What a full reading found to be its own alone. Returns what it has grown since."""
+        if self._faults is None:
+            # It has made no batch yet: what it has now is not what it will have.
+            self.idle_bytes = max(self.idle_bytes, private_bytes)
+            return 0
         before = self._private[-1] if self._private else private_bytes
-        if self._base_bytes is None and self._faults is not None:
+        if self._base_bytes is None:
             self._base_bytes = max(0, private_bytes - self.estimate_fresh(ratio))
-        if self._base_bytes is not None:
-            self._base_bytes = min(self._base_bytes, private_bytes)
+        self._base_bytes = min(self._base_bytes, private_bytes)
         self._private.append(private_bytes)
         self.idle_bytes = max(min(self._private), private_bytes - promised_bytes)
         if self._anon_bytes is not None:
@@ -176,6 +188,10 @@ class CrewAccount:
         before = self._workers.get(instead_of) if instead_of is not None else None
         self._workers[number] = WorkerAccount(before)
 
+    def has(self, number: int) -> bool:
+        """Whether a worker is in the book."""
+        return number in self._workers
+
     def remove(self, number: int) -> None:
         """A worker is gone, with all it had."""
         self._workers.pop(number, None)
@@ -209,6 +225,10 @@ class CrewAccount:
     def grown_of(self, number: int) -> int:
         """What replacing one worker would free."""
         return self._workers[number].estimate_grown(self.ratio)
+
+    def step_of(self, number: int) -> int:
+        """What one more fetch will make a worker grow by."""
+        return self._workers[number].step_bytes
 
     def is_estimated(self, number: int) -> bool:
         """Whether a good part of that was neither read nor said."""
@@ -275,10 +295,11 @@ class CrewAccount:
         self._note_trend(t_s)
 
     def _learn_ratio(self, ratio: float) -> None:
-        before, self.ratio = self.ratio, min(1.0, max(_RATIO_DECAY * self.ratio, ratio))
-        if self.ratio < before:
+        decay = 0.5 if ratio < _CHURN_RATIO else 0.9
+        before, self.ratio = self.ratio, min(1.0, max(decay * self.ratio, ratio))
+        if before and self.ratio < before:
             for worker in self._workers.values():
-                worker.step_bytes = int(worker.step_bytes * self.ratio / before)
+                worker.scale_steps(self.ratio / before)
 
     def _note_trend(self, t_s: float) -> None:
         self._trend.append((t_s, self.idle_bytes))
