@@ -173,12 +173,15 @@ class Controller(Watcher):
             if worker.known_pid in private_of
         }
         promised = self._ledger.promised_by_holder
-        self._account.note_reading(now_s, reading.workers_bytes, private, promised)
+        is_warm = self._admission.landings >= WARM_FETCHES * len(self._crew.workers)
+        self._account.note_reading(
+            now_s, reading.workers_bytes, private, promised, is_warm=is_warm
+        )
         self.workers_bytes = reading.workers_bytes
         self._book()
         footprint = reading.workers_bytes + self._arena.read_resident_bytes()
         self.peak_bytes = max(self.peak_bytes, footprint)
-        if self._admission.landings >= WARM_FETCHES * len(self._crew.workers):
+        if is_warm:
             self.warm_peak_bytes = max(self.warm_peak_bytes, footprint)
 
     def _book(self) -> None:
@@ -251,7 +254,12 @@ class Controller(Watcher):
 
     def _find_free_grown(self) -> WorkerFact | None:
         facts = self._find_facts(settled=True, only_free=True)
-        return find_grown(facts, GROWN_LEAST_BYTES)
+        return find_grown(facts, self._decide_worth())
+
+    def _decide_worth(self) -> int:
+        """Growth that is worth a new worker: more than a fetch and a kept heap may look like."""
+        kept = self._scheduler.settings.keep_bytes
+        return GROWN_LEAST_BYTES + kept + self._admission.makings.promise_bytes
 
     # -- reconcile and decide -----------------------------------------------------------------
 
@@ -289,6 +297,7 @@ class Controller(Watcher):
             most_tokens=self._most_tokens,
             width=self._scheduler.window.width,
             workers=tuple(self._find_facts(settled=settled)),
+            worth_bytes=self._decide_worth(),
             can_merge=settled and self._scheduler.settings.may_merge and self._has_two(),
             can_split=settled and self._can_split(),
             cause=self._budget.source,

@@ -10,9 +10,10 @@ cover: reading (probe.py), promises to fetches (ledger.py), or what is done abou
 A full reading is exact, but it holds whatever fetches hold at that moment, too, and it is
 rare where processes are large. So
 
-- what a worker takes idle is no more than the least of its latest readings, and no less than
-  the latest one less what its fetch was promised. The second bound makes growth count at
-  once that nobody promised;
+- what a worker takes idle is the least of its latest readings, unless it has said that it
+  grew: then it is what it was plus that, as far as the latest reading bears it out;
+- all together take no less than the least of the latest sums, since heaps that allocators
+  keep come and go, and not all at once;
 - between two readings a worker says, with each batch, how many page faults it had, and with
   those that are metered how much anonymous memory it has. The second shows what it allocated
   and kept. It does not show a page that was copied because an object on it was touched: that
@@ -138,7 +139,8 @@ class WorkerAccount:
             self._base_bytes = max(0, private_bytes - self.estimate_fresh(ratio))
         self._base_bytes = min(self._base_bytes, private_bytes)
         self._private.append(private_bytes)
-        self.idle_bytes = max(min(self._private), private_bytes - promised_bytes)
+        believed = min(private_bytes - promised_bytes, self.idle_bytes + self.estimate_fresh(ratio))
+        self.idle_bytes = max(min(self._private), believed)
         if self._anon_bytes is not None:
             self._read_anon_bytes = self._anon_bytes
         self._read_faults = self._faults or 0
@@ -179,6 +181,8 @@ class CrewAccount:
         self._rest_bytes = rest_bytes
         self._rests: deque[int] = deque(maxlen=2)
         self._workers = {number: WorkerAccount() for number in numbers}
+        self._totals: deque[int] = deque(maxlen=_READINGS)
+        self._guess_bytes = rest_bytes + WORKER_BYTES * len(numbers)
         self._trend: deque[tuple[float, int]] = deque(maxlen=2 * _SLOPE_READINGS)
 
     # -- who there is ---------------------------------------------------------------------
@@ -196,21 +200,25 @@ class CrewAccount:
         """A worker is gone, with all it had."""
         self._workers.pop(number, None)
         self._trend.clear()
+        self._totals.clear()
 
     # -- what there is ----------------------------------------------------------------------
 
     @property
     def idle_bytes(self) -> int:
         """What all take when no fetch runs, by readings and by what they say since."""
-        return self._rest_bytes + sum(
-            worker.idle_bytes + worker.estimate_fresh(self.ratio)
-            for worker in self._workers.values()
-        )
+        return max(self._sum_up(), min(self._totals, default=0), self._guess_bytes)
 
     @property
     def least_bytes(self) -> int:
         """The same if every worker were new."""
-        return self.idle_bytes - self.grown_bytes
+        return max(0, self._sum_up() - self.grown_bytes)
+
+    def _sum_up(self) -> int:
+        return self._rest_bytes + sum(
+            worker.idle_bytes + worker.estimate_fresh(self.ratio)
+            for worker in self._workers.values()
+        )
 
     @property
     def grown_bytes(self) -> int:
@@ -271,6 +279,8 @@ class CrewAccount:
         total_bytes: int,
         private: Mapping[int, int],
         promised: Mapping[int, int],
+        *,
+        is_warm: bool,
     ) -> None:
         """Take in one full reading.
 
@@ -279,6 +289,8 @@ class CrewAccount:
             total_bytes: Of all processes.
             private: What each worker that could be read has for itself, by number.
             promised: Promises to fetches that run, by number of their worker.
+            is_warm: Whether every worker has made its first batches; until then the first
+                guess counts at least.
         """
         found = {number: size for number, size in private.items() if number in self._workers}
         known = [self._workers[number] for number in found if self._workers[number].is_read]
@@ -292,6 +304,9 @@ class CrewAccount:
             self._learn_ratio((grown - kept) / copied)
         self._rests.append(max(0, total_bytes - sum(found.values())))
         self._rest_bytes = min(self._rests)
+        self._totals.append(total_bytes)
+        if is_warm:
+            self._guess_bytes = 0
         self._note_trend(t_s)
 
     def _learn_ratio(self, ratio: float) -> None:

@@ -53,7 +53,7 @@ PRESSURE_FRAC = 0.20
 something waited for memory. systemd-oomd acts from 0.6 (its manual), long after it hurts."""
 
 GROWN_LEAST_BYTES = 4 * MIB
-"""Growth of a worker that is worth a new one: starting it costs as much."""
+"""Growth of a worker that is worth a new one, at least: starting it costs as much."""
 
 _STEP_S = 0.5
 """Between two acts whose effect shows only with the next batches."""
@@ -195,6 +195,7 @@ class Position:
         tokens, least_tokens, most_tokens: Fetches at once: now, and the bounds.
         width: Of the window.
         workers: One fact each.
+        worth_bytes: Growth of a worker that is worth a new one.
         can_merge, can_split: Whether streams may share, and whether some do that need not.
         cause: Words for why the budget is what it is; empty for a fixed one.
     """
@@ -219,6 +220,7 @@ class Position:
     most_tokens: int = 1
     width: int = 1
     workers: tuple[WorkerFact, ...] = ()
+    worth_bytes: int = GROWN_LEAST_BYTES
     can_merge: bool = False
     can_split: bool = False
     cause: str = ""
@@ -315,7 +317,7 @@ class Policy:
         return tuple(acts)
 
     def _choose_step(self, now: Position) -> Act | None:
-        grown = find_grown(now.workers, GROWN_LEAST_BYTES)
+        grown = find_grown(now.workers, now.worth_bytes)
         if grown is not None:
             return Recycle(grown.number)
         if now.asked_bytes and not now.is_idle:
@@ -340,8 +342,8 @@ class Policy:
         share = now.promised_bytes // (2 * max(1, len(now.workers)))
         # Where grown workers are what keeps the next fetch from its memory, a batch is enough.
         if now.is_short:
-            share = min(share, max(GROWN_LEAST_BYTES, now.batch_bytes))
-        grown = find_grown(now.workers, max(share, GROWN_LEAST_BYTES))
+            share = min(share, now.batch_bytes)
+        grown = find_grown(now.workers, max(share, now.worth_bytes))
         if grown is not None:
             return Recycle(grown.number)
         is_calm = self._calm_since_s is not None and now.t_s - self._calm_since_s >= _CALM_S
