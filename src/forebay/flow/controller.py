@@ -24,7 +24,7 @@ from forebay.flow.clock import LOOK_S, URGENT_LOOK_S, Pace
 from forebay.flow.scheduler import Watcher
 from forebay.memory.crew_account import WARM_FETCHES, CrewAccount
 from forebay.memory.limits import headroom
-from forebay.memory.planner import ZYGOTE_BYTES
+from forebay.memory.planner import PARKED_BYTES, ZYGOTE_BYTES
 from forebay.memory.policy import (
     GROWN_LEAST_BYTES,
     Act,
@@ -43,7 +43,7 @@ from forebay.memory.policy import (
     WorkerFact,
     find_grown,
 )
-from forebay.units import MIB, format_bytes
+from forebay.units import format_bytes
 from forebay.workers.messages import Keep
 
 if TYPE_CHECKING:
@@ -69,9 +69,6 @@ early: what is kept for the unforeseen is as much."""
 
 _BEGIN_S = 0.5
 """After so long a first reading is made although not every worker has made a batch."""
-
-_SPARE_BYTES = 4 * MIB
-"""A worker that was just forked. Measured: 2 to 4 MiB."""
 
 _EVENTS = 64
 """Decisions that are kept for `explain()`."""
@@ -149,7 +146,9 @@ class Controller(Watcher):
         self._looked_s = now_s
         self._follow()
         is_begun = account.is_begun or now_s - self._began_s > _BEGIN_S
-        if is_begun and self._pace.is_due(now_s, is_urgent=is_urgent):
+        # While processes come and go, readings of one after the other do not fit together.
+        is_settled = not self._scheduler.roster.moves.is_busy and not self._leaving
+        if is_begun and is_settled and self._pace.is_due(now_s, is_urgent=is_urgent):
             self.read(now_s)
         self._apply(self._decide(now_s, is_waiting=is_waiting, away_s=away_s))
 
@@ -194,7 +193,7 @@ class Controller(Watcher):
             self._account.remove(worker.number)
         coming = self._account.estimate_coming(self._scheduler.roster.count_flights_by_worker())
         if self._scheduler.roster.moves.is_busy or self.count_grown_bytes() > 2 * GROWN_LEAST_BYTES:
-            coming += _SPARE_BYTES  # replacing one of them takes a moment with both
+            coming += PARKED_BYTES  # replacing one of them takes a moment with both
         self._ledger.workers_bytes = self._account.idle_bytes + coming
         self._ledger.workers_least_bytes = self._account.least_bytes
         self._ledger.sync()

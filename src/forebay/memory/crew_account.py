@@ -109,9 +109,7 @@ class WorkerAccount:
     @property
     def newborn_bytes(self) -> int:
         """What one like it takes after its first fetch."""
-        if self._base_bytes is not None:
-            return max(WORKER_BYTES, self._base_bytes)
-        return WORKER_BYTES + self.largest_step_bytes
+        return max(WORKER_BYTES + self.largest_step_bytes, self._base_bytes or 0)
 
     @property
     def is_unread(self) -> bool:
