@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from forebay.events import LoaderStats
     from forebay.loader import DataLoader
+    from forebay.memory.budget import Budget
     from forebay.memory.limits import memory_limit, usable_cpus
     from forebay.options import set_default_budget
 
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchExceedsBudget",
+    "Budget",
     "BudgetTooSmall",
     "BudgetWarning",
     "DataLoader",
@@ -54,6 +56,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Budget": "forebay.memory.budget",
     "DataLoader": "forebay.loader",
     "LoaderStats": "forebay.events",
     "memory_limit": "forebay.memory.limits",

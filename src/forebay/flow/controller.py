@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 from forebay.events import Decided, Stance
@@ -81,6 +82,13 @@ _TRIMMED_BYTES = 0
 class Controller(Watcher):
     """Follows one iterator's memory.
 
+    Args:
+        scheduler: Whose tickets, crew and memory.
+        budget: The iterator's, or one that it shares.
+        probe: Where to read.
+        main_pid: This process.
+        find_zygotes: The templates of all iterators of this process.
+
     Attributes:
         events: The latest decisions that changed something.
         peak_bytes: The largest footprint seen.
@@ -88,11 +96,19 @@ class Controller(Watcher):
         workers_bytes: Of the latest reading.
     """
 
-    def __init__(self, scheduler: Scheduler, budget: Budget, probe: Probe, main_pid: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        budget: Budget,
+        probe: Probe,
+        main_pid: int,
+        find_zygotes: Callable[[], list[int]],
+    ) -> None:
         self._scheduler = scheduler
         self._budget = budget
         self._probe = probe
         self._main_pid = main_pid
+        self._find_zygotes = find_zygotes
         self._crew = scheduler.crew
         self._admission = scheduler.admission
         self._ledger = scheduler.admission.ledger
@@ -108,7 +124,7 @@ class Controller(Watcher):
         self._has_trimmed = False
         self._leaving: list[WorkerProcess] = []
         self._most_tokens = scheduler.roster.tokens
-        self._most_workers = len(self._crew.workers)
+        self._most_workers = scheduler.settings.most_workers
         self.events: deque[Decided] = deque(maxlen=_EVENTS)
         self.workers_bytes = 0
         self.peak_bytes = 0
@@ -155,16 +171,18 @@ class Controller(Watcher):
     def read(self, now_s: float) -> None:
         """One full reading of the processes: replaces the ledger's guess of the workers."""
         began = time.perf_counter()
-        reading = self._probe.read_footprint(self._main_pid, [self._crew.zygote_pid])
+        own = self._probe.read_tree([self._crew.zygote_pid])
+        # Forks of other loaders share main's pages, too: read alone, each would seem smaller.
+        reading = self._probe.read_footprint(self._main_pid, self._find_zygotes())
         self._pace.note(now_s, time.perf_counter() - began)
         if reading.pids:
-            self._note(now_s, reading)
+            self._note(now_s, reading, reading.count_part(own))
 
     def _follow(self) -> None:
         """The budget follows what the machine has left."""
         self._budget.follow(headroom(self._probe))
 
-    def _note(self, now_s: float, reading: FootprintReading) -> None:
+    def _note(self, now_s: float, reading: FootprintReading, workers_bytes: int) -> None:
         private_of = dict(reading.by_pid)
         private = {
             worker.number: private_of[worker.known_pid]
@@ -173,12 +191,10 @@ class Controller(Watcher):
         }
         promised = self._ledger.promised_by_holder
         is_warm = self._admission.landings >= WARM_FETCHES * len(self._crew.workers)
-        self._account.note_reading(
-            now_s, reading.workers_bytes, private, promised, is_warm=is_warm
-        )
-        self.workers_bytes = reading.workers_bytes
+        self._account.note_reading(now_s, workers_bytes, private, promised, is_warm=is_warm)
+        self.workers_bytes = workers_bytes
         self._book()
-        footprint = reading.workers_bytes + self._arena.read_resident_bytes()
+        footprint = workers_bytes + self._arena.read_resident_bytes()
         self.peak_bytes = max(self.peak_bytes, footprint)
         if is_warm:
             self.warm_peak_bytes = max(self.warm_peak_bytes, footprint)
@@ -252,7 +268,7 @@ class Controller(Watcher):
         return True
 
     def _find_free_grown(self) -> WorkerFact | None:
-        facts = self._find_facts(settled=True, only_free=True)
+        facts = self._find_facts(settled=True, is_asked=True)
         return find_grown(facts, self._decide_worth())
 
     def _decide_worth(self) -> int:
@@ -302,13 +318,22 @@ class Controller(Watcher):
             cause=self._budget.source,
         )
 
-    def _find_facts(self, *, settled: bool, only_free: bool = False) -> list[WorkerFact]:
+    def _find_facts(self, *, settled: bool, is_asked: bool = False) -> list[WorkerFact]:
+        """What is known of each worker.
+
+        Args:
+            settled: Whether nobody is on the move.
+            is_asked: Whether the head lacks memory now: then estimates count, and only those
+                who have nothing to do can be replaced at once.
+        """
         roster = self._scheduler.roster
         facts = []
         for worker in self._crew.workers:
             may_move = settled and self._scheduler.settings.may_move
-            may_move = may_move and not (only_free and roster.count_flights(worker))
-            grown = self._account.grown_of(worker.number)
+            may_move = may_move and not (is_asked and roster.count_flights(worker))
+            # Nothing is done on an estimate alone: the next reading tells.
+            is_told = is_asked or not self._account.is_estimated(worker.number)
+            grown = self._account.grown_of(worker.number) if is_told else 0
             facts.append(WorkerFact(worker.number, grown, may_move))
         return facts
 

@@ -86,6 +86,11 @@ _EXIT_PATIENCE_S = 2.0
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
+def _find_zygotes() -> list[int]:
+    """The templates of all engines of this process."""
+    return [engine.crew.zygote_pid for engine in list(_engines)]
+
+
 @atexit.register
 def _close_all() -> None:
     """An orderly end, exit functions included, for iterators that live until the end."""
@@ -157,7 +162,9 @@ class Engine:
             make_order(plan, job),
             make_settings(plan, seat, job, crew_plan),
         )
-        self.controller = Controller(self.scheduler, plan.budget, self._probe, self._owner_pid)
+        self.controller = Controller(
+            self.scheduler, plan.budget, self._probe, self._owner_pid, _find_zygotes
+        )
         self._stats = _Tally()
         for worker in self.crew.workers:
             self.crew.tell(worker, Keep(self.scheduler.settings.keep_bytes))

@@ -33,6 +33,7 @@ class Settings:
         tokens: Fetches at once.
         may_move: Whether streams can go on in another process.
         may_merge: Whether several may share one.
+        most_workers: Processes that may carry the streams.
         keep_bytes: Freed heap that each worker may keep.
     """
 
@@ -46,6 +47,7 @@ class Settings:
     tokens: int
     may_move: bool = False
     may_merge: bool = False
+    most_workers: int = 1
     keep_bytes: int = 16 * MIB
 
 

@@ -34,6 +34,9 @@ from forebay.workers.streams import mix_seed
 _SEAT_PATIENCE_S = 2.5
 """Idle loaders of a shared budget give their part back within 2 s (docs/design.md)."""
 
+_WISH_PATIENCE_S = 1.0
+"""Of it, for room for all workers: with less of it a loader begins with fewer."""
+
 _SEAT_LOOK_S = 0.01
 """Between two looks at what they have given back meanwhile."""
 
@@ -87,12 +90,19 @@ def take_seat(plan: Plan, num_streams: int) -> Seat:
     streams = 1 if plan.may_merge else num_streams
     least = ZYGOTE_BYTES + WORKER_BYTES + PARKED_BYTES * (streams - 1)
     seat = plan.budget.sit(least)
-    until = time.monotonic() + _SEAT_PATIENCE_S
-    while not seat.is_alone and seat.allowance_bytes < least and time.monotonic() < until:
-        seat.wanted_bytes = least - seat.allowance_bytes
+    if not seat.is_alone:
+        wish = ZYGOTE_BYTES + 2 * WORKER_BYTES * num_streams
+        _wait_for_room(seat, max(least, min(wish, seat.fair_bytes)), _WISH_PATIENCE_S)
+        _wait_for_room(seat, least, _SEAT_PATIENCE_S - _WISH_PATIENCE_S)
+    return seat
+
+
+def _wait_for_room(seat: Seat, size_bytes: int, patience_s: float) -> None:
+    until = time.monotonic() + patience_s
+    while seat.allowance_bytes < size_bytes and time.monotonic() < until:
+        seat.wanted_bytes = size_bytes - seat.allowance_bytes
         time.sleep(_SEAT_LOOK_S)
     seat.wanted_bytes = 0
-    return seat
 
 
 def decide_crew(plan: Plan, seat: Seat, num_streams: int) -> CrewPlan:
@@ -136,6 +146,7 @@ def make_settings(plan: Plan, seat: Seat, job: Job, crew_plan: CrewPlan) -> Sett
         tokens=crew_plan.tokens,
         may_move=plan.may_move,
         may_merge=plan.may_merge,
+        most_workers=min(job.num_streams, plan.max_workers or job.num_streams),
         keep_bytes=_decide_heap_share(seat.whole_bytes, crew_plan.workers),
     )
 

@@ -10,6 +10,7 @@ so that it crosses threads and files, and a test writes it down by hand.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +85,18 @@ class FootprintReading:
     def pids(self) -> tuple[int, ...]:
         """The processes of the loader that were read, main excluded."""
         return tuple(pid for pid, _ in self.by_pid)
+
+    def count_part(self, pids: Iterable[int]) -> int:
+        """The part of `workers_bytes` that is there because of the processes `pids`.
+
+        What no process has for itself is shared out by heads: which loader's fork keeps an
+        old page of main alive cannot be told.
+        """
+        wanted = set(pids)
+        own = [private for pid, private in self.by_pid if pid in wanted]
+        if len(own) == len(self.by_pid):
+            return self.workers_bytes
+        return sum(own) + self.shared_bytes * len(own) // len(self.by_pid)
 
     @property
     def shared_bytes(self) -> int:

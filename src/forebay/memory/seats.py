@@ -109,6 +109,11 @@ class Seat:
         return self._table.whole_bytes - self._table.promised_bytes
 
     @property
+    def fair_bytes(self) -> int:
+        """What each would have if all had as much."""
+        return self._table.promised_bytes // max(1, len(self._table.seats))
+
+    @property
     def asked_bytes(self) -> int:
         """What others lack, while their consumers wait."""
         return sum(seat.wanted_bytes for seat in self._table.seats if seat is not self)
