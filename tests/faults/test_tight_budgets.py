@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -99,8 +100,28 @@ class Touched(Dataset[int]):
         return sum(len(record["key"]) for record in part)
 
 
+class TouchedStream(torch.utils.data.IterableDataset[int]):
+    """The same as a stream, which cannot go on in another process."""
+
+    def __init__(self) -> None:
+        self.touched = Touched()
+
+    def __iter__(self) -> Iterator[int]:
+        return (self.touched[index] for index in range(len(self.touched)))
+
+
+def test_a_budget_that_touched_records_would_outgrow_is_kept() -> None:
+    dataset = Touched()
+    # Before the fork: what main itself touches later would be copied for main.
+    wanted = list(torch.utils.data.DataLoader(dataset, 4))
+    with forebay.DataLoader(dataset, 4, num_workers=2, memory_budget=30 * MIB) as loader:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(loader, wanted, strict=True))
+        assert loader.stats().peak_footprint_bytes <= 30 * MIB
+        assert "in another process" in loader.explain()
+
+
 def test_a_budget_that_the_dataset_outgrows_is_told() -> None:
-    loader = forebay.DataLoader(Touched(), 4, num_workers=2, memory_budget=30 * MIB)
+    loader = forebay.DataLoader(TouchedStream(), 4, num_workers=2, memory_budget=30 * MIB)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(2):

@@ -223,8 +223,7 @@ class Controller(Watcher):
 
     def note_report(self, worker: WorkerProcess, done: Done) -> None:
         """A worker has said how large it is: what it grew by counts at once."""
-        anon_bytes = done.made.private_bytes if done.made is not None else None
-        self._account.note_report(worker.number, anon_bytes, done.faults)
+        self._account.note_report(worker.number, done.made, done.faults)
         self._book()
 
     def estimate_step(self, worker: WorkerProcess) -> int:

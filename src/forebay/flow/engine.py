@@ -146,7 +146,7 @@ class Engine:
         self.lender = Lender(self.arena)
         self.ledger = Ledger(seat)
         guess_bytes = _guess_workers(crew_plan)
-        self.ledger.workers_bytes = self.ledger.workers_least_bytes = guess_bytes
+        self.ledger.workers_bytes = guess_bytes
         self.ledger.sync()
         try:
             streams_of = split_streams(job.num_streams, crew_plan.workers)

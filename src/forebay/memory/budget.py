@@ -155,7 +155,7 @@ class Budget(SharedBudget):
         if room is None:
             return ""
         if isinstance(self.spec, AutoBudget):
-            return f"auto: {policy.AUTO_FRAC:.0%} of what the loader may reach, {room.source}"
+            return f"auto: {policy.AUTO_FRAC:.0%} of what is free beside the loader, {room.source}"
         if isinstance(self.spec, ShareBudget):
             return f"{self.spec}, {room.source}"
         if size_bytes < self.spec.size_bytes:

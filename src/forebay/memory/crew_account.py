@@ -18,8 +18,9 @@ rare where processes are large. So
   those that are metered how much anonymous memory it has. The second shows what it allocated
   and kept. It does not show a page that was copied because an object on it was touched: that
   page was resident before, too. The first shows every such copy, and every page of heap that
-  was given back and taken again. Which part of the faults is growth is learned from the
-  readings; it is a habit of the dataset.
+  was given back and taken again. What a fetch had at its peak is
+  taken off. Which part of the rest is growth is learned from the readings; it is a habit of
+  the dataset.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class WorkerAccount:
         self.kept_bytes = 0
         self.copied_bytes = 0
         # A new one copies most at first: its steps begin with the largest that were seen.
-        self.step_bytes = self.largest_step_bytes = 0 if like is None else like.largest_step_bytes
+        self.largest_step_bytes: int = 0 if like is None else like.largest_step_bytes
+        self.step_bytes = self.largest_step_bytes
         self._private: deque[int] = deque(maxlen=_READINGS)
         self._base_bytes: int | None = None
         self._anon_bytes: int | None = None  # as it said last, and when it was read last
@@ -84,16 +86,23 @@ class WorkerAccount:
         self._faults: int | None = None
         self._read_faults = 0
         self._fresh_bytes = 0
+        self._peak_bytes = 0  # of the latest metered fetch, less what it kept
+        self._passing_bytes = 0  # what fetches since the last reading had and gave back
 
-    def note_report(self, anon_bytes: int | None, faults: int, ratio: float) -> None:
+    def note_report(self, made: tuple[int, int] | None, faults: int, ratio: float) -> None:
         """What it said after a fetch; see `CrewAccount.note_report`."""
-        if anon_bytes is not None:
+        if made is not None:
+            peak_bytes, anon_bytes = made
+            kept = max(0, anon_bytes - (self._anon_bytes or 0))
+            self._peak_bytes = max(0, peak_bytes - kept)
             if self._anon_bytes is None:
                 # What it allocates at its first fetch is what it needs, and not growth.
                 self._read_anon_bytes = anon_bytes
             self._anon_bytes = anon_bytes
         if self._faults is None:
             self._read_faults = faults
+        elif faults > self._faults:
+            self._passing_bytes += self._peak_bytes
         self._faults = faults
         self._split()
         fresh = self.estimate_fresh(ratio)
@@ -142,7 +151,7 @@ class WorkerAccount:
         if self._anon_bytes is not None:
             self._read_anon_bytes = self._anon_bytes
         self._read_faults = self._faults or 0
-        self.kept_bytes = self.copied_bytes = self._fresh_bytes = 0
+        self.kept_bytes = self.copied_bytes = self._fresh_bytes = self._passing_bytes = 0
         return private_bytes - before
 
     def estimate_fresh(self, ratio: float) -> int:
@@ -157,7 +166,7 @@ class WorkerAccount:
     def _split(self) -> None:
         self.kept_bytes = max(0, (self._anon_bytes or 0) - self._read_anon_bytes)
         faulted = max(0, (self._faults or 0) - self._read_faults) * _PAGE_BYTES
-        self.copied_bytes = max(0, faulted - self.kept_bytes)
+        self.copied_bytes = max(0, faulted - self.kept_bytes - self._passing_bytes)
 
 
 @final
@@ -169,6 +178,7 @@ class CrewAccount:
         numbers: The workers.
 
     Attributes:
+        least_bytes: The least that all were ever seen to take, less what they had grown by.
         ratio: Part of the page faults that is growth.
         growth_bytes_per_s: How fast the whole grows by readings; 0 while it does not.
     """
@@ -181,6 +191,9 @@ class CrewAccount:
         self._workers = {number: WorkerAccount() for number in numbers}
         self._totals: deque[int] = deque(maxlen=_READINGS)
         self._guess_bytes = rest_bytes + WORKER_BYTES * len(numbers)
+        self.least_bytes = self._guess_bytes
+        self._leasts: deque[int] = deque(maxlen=_READINGS)
+        self._is_least_read = False
         self._trend: deque[tuple[float, int]] = deque(maxlen=2 * _SLOPE_READINGS)
 
     # -- who there is ---------------------------------------------------------------------
@@ -206,11 +219,6 @@ class CrewAccount:
     def idle_bytes(self) -> int:
         """What all take when no fetch runs, by readings and by what they say since."""
         return max(self._sum_up(), min(self._totals, default=0), self._guess_bytes)
-
-    @property
-    def least_bytes(self) -> int:
-        """The same if every worker were new."""
-        return max(0, self._sum_up() - self.grown_bytes)
 
     def _sum_up(self) -> int:
         return self._rest_bytes + sum(
@@ -259,17 +267,18 @@ class CrewAccount:
 
     # -- what is learned --------------------------------------------------------------------
 
-    def note_report(self, number: int, anon_bytes: int | None, faults: int) -> None:
+    def note_report(self, number: int, made: tuple[int, int] | None, faults: int) -> None:
         """What a worker said after a fetch.
 
         Args:
             number: The worker.
-            anon_bytes: Its anonymous memory; None when this fetch was not metered.
+            made: The peak of the fetch and the worker's anonymous memory after it, in bytes;
+                None when it was not metered.
             faults: Its minor page faults since it began.
         """
         worker = self._workers.get(number)
         if worker is not None:
-            worker.note_report(anon_bytes, faults, self.ratio)
+            worker.note_report(made, faults, self.ratio)
 
     def note_reading(
         self,
@@ -305,7 +314,16 @@ class CrewAccount:
         self._totals.append(total_bytes)
         if is_warm:
             self._guess_bytes = 0
+            self._note_least(max(0, total_bytes - self.grown_bytes - sum(promised.values())))
         self._note_trend(t_s)
+
+    def _note_least(self, size_bytes: int) -> None:
+        """One reading may fall into the middle of a fetch: some are needed to know better."""
+        self._leasts.append(size_bytes)
+        if len(self._leasts) == _READINGS:
+            least = min(self._leasts)
+            self.least_bytes = least if not self._is_least_read else min(self.least_bytes, least)
+            self._is_least_read = True
 
     def _learn_ratio(self, ratio: float) -> None:
         decay = 0.5 if ratio < _CHURN_RATIO else 0.9

@@ -62,7 +62,7 @@ class Generators:
         """A `random.Random`."""
         made: random.Random | None = self._made.get("python")
         if made is None:
-            made = self._keep("python", random.Random(self._seed))  # noqa: S311 - no secret
+            made = self._keep("python", random.Random(self._seed))
         return made
 
     @property
