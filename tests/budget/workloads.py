@@ -303,7 +303,7 @@ WORKLOADS = {
         Workload("touched records", Records, 160, 64, (64, 96, 192)),
         Workload("many records", ManyRecords, 500, 64, (96, 160, 320)),
         Workload("leaking", Leaking, 400, 4, (64, 128, 256)),
-        Workload("caching", Caching, 300, 4, (64, 128, 256)),
+        Workload("caching", Caching, 300, 4, (96, 128, 256)),
         Workload("decoding peak", Decoded, 40, 1, (96, 160, 320)),
         Workload("hoarder", Blocks, 60, 1, (40, 64, 128), think_s=0.015, keeps=True),
         Workload("slow consumer", Pictures, 40, 64, (64, 96, 192), workers=4, think_s=0.03),

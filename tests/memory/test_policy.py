@@ -140,9 +140,10 @@ GROWN = (WorkerFact(3, 50 * MIB, True), WorkerFact(4, 80 * MIB, True))
 def test_what_costs_least_comes_first_and_one_step_a_reading() -> None:
     policy = Policy()
     tight = growing(
-        0.92, free_pages_bytes=MIB, workers=GROWN, tokens=2, most_tokens=2, can_merge=True, width=3
+        0.97, free_pages_bytes=MIB, workers=GROWN, tokens=2, most_tokens=2, can_merge=True, width=3
     )
     assert policy.decide(tight).acts == (GiveBack(MIB), Trim(), Recycle(4))
+    assert policy.decide(tight).stance == "pause"
     assert policy.decide(replace(tight, t_s=0.1)).acts == (GiveBack(MIB),)
     calm = replace(tight, free_pages_bytes=0, workers=())
     assert policy.decide(replace(calm, t_s=1.0)).acts == (TakeToken(),)
@@ -157,6 +158,12 @@ def test_what_is_ready_goes_to_disk_only_above_the_budget() -> None:
     over = fallen.over_bytes
     assert Evict(over) in Policy().decide(fallen).acts
     assert not [a for a in Policy().decide(growing(0.92)).acts if isinstance(a, Evict)]
+
+
+def test_near_the_mark_a_worker_may_be_replaced_but_nobody_is_slowed_down() -> None:
+    near = growing(0.92, workers=GROWN, tokens=2, most_tokens=2, can_merge=True, width=3)
+    assert Recycle(4) in Policy().decide(near).acts
+    assert Policy().decide(replace(near, workers=())).acts == (Trim(),)
 
 
 def test_an_idle_loader_gives_its_workers_too_one_at_work_does_not() -> None:

@@ -45,6 +45,23 @@ def test_who_waits_is_heard_by_the_others_only() -> None:
     assert (first.asked_bytes, second.asked_bytes, third.asked_bytes) == (0, 7, 7)
 
 
+def test_an_idle_loader_gives_way_while_another_is_at_work() -> None:
+    table = Table(100)
+    first, second = table.sit(), table.sit()
+    first.is_idle = True
+    assert first.must_give_way
+    assert not second.must_give_way
+    second.is_idle = True
+    assert not first.must_give_way
+
+
+def test_what_others_hold_beyond_their_reserve_comes_back() -> None:
+    table = Table(100)
+    first, second = table.sit(10), table.sit(10)
+    first.note(35)
+    assert (first.lent_bytes, second.lent_bytes) == (0, 25)
+
+
 def test_a_budget_lowered_below_what_is_held_lets_nobody_enter() -> None:
     table = Table(100, 110)
     seat = table.sit()

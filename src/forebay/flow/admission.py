@@ -292,11 +292,11 @@ class Admission:
         self, number: int, size_bytes: int, batch_size: int | None, *, is_first: bool
     ) -> BaseException:
         """The error for a batch that does not fit beside what the consumer holds."""
-        ledger, asked = self.ledger, self.ledger.seat.whole_bytes
+        ledger, seat = self.ledger, self.ledger.seat
+        asked = seat.whole_bytes
         workers = min(ledger.workers_bytes, ledger.workers_least_bytes)
         beside = workers + self.lender.lent_bytes
-        # Of the budget that is needed, too, only a part is promised.
-        needed = (size_bytes + beside) * asked // max(1, ledger.budget_bytes)
+        needed = size_bytes + beside + seat.unpromised_bytes
         if is_first and not self.sizes.seen:
             return BudgetTooSmall.about(asked, needed - size_bytes, size_bytes, batch_size)
         available = asked - (needed - size_bytes)

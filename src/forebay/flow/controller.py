@@ -25,7 +25,7 @@ from forebay.flow.clock import LOOK_S, URGENT_LOOK_S, Pace
 from forebay.flow.scheduler import Watcher
 from forebay.memory.crew_account import WARM_FETCHES, CrewAccount
 from forebay.memory.limits import headroom
-from forebay.memory.planner import PARKED_BYTES, ZYGOTE_BYTES
+from forebay.memory.planner import PARKED_BYTES, WORKER_BYTES, ZYGOTE_BYTES
 from forebay.memory.policy import (
     GROWN_LEAST_BYTES,
     Act,
@@ -70,6 +70,9 @@ early: what is kept for the unforeseen is as much."""
 
 _BEGIN_S = 0.5
 """After so long a first reading is made although not every worker has made a batch."""
+
+_ASKING_S = 3.0
+"""How long the next batch waits for what other loaders were lent. They have 2 s."""
 
 _EVENTS = 64
 """Decisions that are kept for `explain()`."""
@@ -123,6 +126,7 @@ class Controller(Watcher):
         self._pressure_frac = 0.0
         self._has_trimmed = False
         self._leaving: list[WorkerProcess] = []
+        self._asking_since_s: float | None = None  # other loaders of the budget
         self._most_tokens = scheduler.roster.tokens
         self._most_workers = scheduler.settings.most_workers
         self.events: deque[Decided] = deque(maxlen=_EVENTS)
@@ -152,12 +156,14 @@ class Controller(Watcher):
             is_waiting: Whether the consumer waits.
             away_s: How long it has been away.
         """
-        self._ledger.seat.wanted_bytes = self._count_wanted() if is_waiting else 0
-        account = self._account
+        seat, account = self._ledger.seat, self._account
+        seat.wanted_bytes = self._count_wanted() if is_waiting else 0
+        seat.is_idle = away_s >= _IDLE_S
         is_urgent = account.has_unread or (
             account.fresh_bytes > _TELLING_FRAC * self._ledger.budget_bytes
         )
-        if now_s - self._looked_s < (URGENT_LOOK_S if is_urgent else LOOK_S):
+        is_soon = is_urgent or seat.asked_bytes > 0
+        if now_s - self._looked_s < (URGENT_LOOK_S if is_soon else LOOK_S):
             return
         self._looked_s = now_s
         self._follow()
@@ -180,6 +186,12 @@ class Controller(Watcher):
 
     def _follow(self) -> None:
         """The budget follows what the machine has left."""
+        seat = self._ledger.seat
+        there = self.workers_bytes + self._account.fresh_bytes
+        seat.measured_bytes = there + self._arena.read_resident_bytes()
+        if not seat.is_alone:  # what it can always come by: one worker, and the next batch
+            least = min(self._account.least_bytes, ZYGOTE_BYTES + WORKER_BYTES)
+            seat.reserved_bytes = least + self._admission.estimate_batch()
         self._budget.follow(headroom(self._probe))
 
     def _note(self, now_s: float, reading: FootprintReading, workers_bytes: int) -> None:
@@ -223,6 +235,7 @@ class Controller(Watcher):
 
     def note_report(self, worker: WorkerProcess, done: Done) -> None:
         """A worker has said how large it is: what it grew by counts at once."""
+        self._asking_since_s = None
         self._account.note_report(worker.number, done.made, done.faults)
         self._book()
 
@@ -254,6 +267,8 @@ class Controller(Watcher):
         self._book()
         if self._scheduler.roster.moves.is_under_way or self._leaving:
             return True
+        if self._may_wait_for_others():
+            return True
         grown = self._find_free_grown()
         if grown is not None and self._account.is_estimated(grown.number):
             self.read(time.monotonic())  # nothing is done on an estimate alone
@@ -265,6 +280,17 @@ class Controller(Watcher):
         self._tell(time.monotonic(), Decision(self.stance, (Recycle(grown.number),), because))
         self._recycle(grown.number)
         return True
+
+    def _may_wait_for_others(self) -> bool:
+        """Whether other loaders of the budget have what is lacking, and will give it back."""
+        seat, now_s = self._ledger.seat, time.monotonic()
+        if not seat.lent_bytes:
+            self._asking_since_s = None
+            return False
+        if self._asking_since_s is None:
+            self._asking_since_s = now_s
+        seat.wanted_bytes = max(1, self._admission.estimate_batch() - self._ledger.free_bytes)
+        return now_s - self._asking_since_s < _ASKING_S
 
     def _find_free_grown(self) -> WorkerFact | None:
         facts = self._find_facts(settled=True, is_asked=True)
@@ -290,6 +316,7 @@ class Controller(Watcher):
         workers_bytes = self.workers_bytes + self._account.fresh_bytes
         balance = self._ledger.reconcile(workers_bytes, self._arena.read_resident_bytes())
         settled = not roster.moves.is_busy
+        ready = self._scheduler.count_evictable_bytes()
         return Position(
             t_s=now_s,
             budget_bytes=seat.whole_bytes,
@@ -300,12 +327,12 @@ class Controller(Watcher):
             horizon_s=self._pace.interval_s,
             batch_bytes=admission.estimate_batch(),
             free_pages_bytes=self._arena.free_warm_bytes,
-            ready_bytes=self._scheduler.count_evictable_bytes(),
-            asked_bytes=seat.asked_bytes,
+            ready_bytes=ready,
+            asked_bytes=seat.asked_bytes or (ready if seat.must_give_way else 0),
             pressure_frac=self._read_pressure(now_s),
             is_waiting=is_waiting,
             is_short=self._scheduler.is_short,
-            is_idle=away_s >= _IDLE_S,
+            is_idle=seat.is_idle,
             tokens=min(roster.tokens, len(self._crew.workers)),
             least_tokens=roster.least_tokens,
             most_tokens=self._most_tokens,

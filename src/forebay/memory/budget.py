@@ -125,7 +125,7 @@ class Budget(SharedBudget):
             room: As just read; None when nothing could be read.
         """
         table = self._own_table()
-        reach = None if room is None else room.bytes + table.measured_bytes
+        reach = None if room is None else min(room.limit, room.bytes + table.measured_bytes)
         now = table.whole_bytes if self._is_read else None
         size = policy.decide_size(self._read_asked(), reach, now)
         self._is_read = True

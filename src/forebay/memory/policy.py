@@ -52,8 +52,9 @@ PRESSURE_FRAC = 0.20
 """PSI `some avg10` from which memory is short although no limit says so: a fifth of the time
 something waited for memory. systemd-oomd acts from 0.6 (its manual), long after it hurts."""
 
-GROWN_LEAST_BYTES = 4 * MIB
-"""Growth of a worker that is worth a new one, at least: starting it costs as much."""
+GROWN_LEAST_BYTES = 8 * MIB
+"""Growth of a worker that is worth a new one, at least: while one takes the other's place
+both are there, and a new one has 6 MiB of its own (planner.PARKED_BYTES)."""
 
 _STEP_S = 0.5
 """Between two acts whose effect shows only with the next batches."""
@@ -287,7 +288,7 @@ class Policy:
             return "shrink", f"{holds} exist: the limit fell{_say_cause(now)}"
         if now.asked_bytes:
             wanted = format_bytes(now.asked_bytes)
-            return "shrink", f"another loader of this budget waits for {wanted}"
+            return "shrink", f"other loaders of this budget are at work: {wanted} are theirs"
         if now.pressure_frac >= PRESSURE_FRAC * (0.5 if slack else 1):
             return "shrink", f"memory was waited for {now.pressure_frac:.0%} of the last 10 s"
         is_unforeseen = now.growth_bytes_per_s > 0 or now.unaccounted_bytes > 0
@@ -322,6 +323,9 @@ class Policy:
             return Recycle(grown.number)
         if now.asked_bytes and not now.is_idle:
             return None  # it is at work itself: what it holds ready goes, its workers stay
+        is_pressing = self.stance == "pause" or now.over_bytes > 0 or now.asked_bytes
+        if not is_pressing and now.pressure_frac < PRESSURE_FRAC:
+            return None  # near the mark, as a budget that is used well is
         if now.tokens > now.least_tokens:
             return TakeToken()
         if now.can_merge:

@@ -77,9 +77,17 @@ class Seat:
         held_bytes: What it holds or has promised.
         measured_bytes: What it was last seen to hold, by a reading.
         wanted_bytes: What it lacks while its consumer waits; 0 when it lacks nothing.
+        is_idle: Whether its consumer has been away for long.
     """
 
-    __slots__ = ("_table", "held_bytes", "measured_bytes", "reserved_bytes", "wanted_bytes")
+    __slots__ = (
+        "_table",
+        "held_bytes",
+        "is_idle",
+        "measured_bytes",
+        "reserved_bytes",
+        "wanted_bytes",
+    )
 
     def __init__(self, table: Table, reserved_bytes: int) -> None:
         self._table = table
@@ -87,6 +95,12 @@ class Seat:
         self.held_bytes = 0
         self.measured_bytes = 0
         self.wanted_bytes = 0
+        self.is_idle = False
+
+    @property
+    def must_give_way(self) -> bool:
+        """Whether it is idle while others are at work."""
+        return self.is_idle and any(not seat.is_idle for seat in self._table.seats)
 
     @property
     def is_alone(self) -> bool:
@@ -117,6 +131,15 @@ class Seat:
     def asked_bytes(self) -> int:
         """What others lack, while their consumers wait."""
         return sum(seat.wanted_bytes for seat in self._table.seats if seat is not self)
+
+    @property
+    def lent_bytes(self) -> int:
+        """What the others hold beyond what they have reserved: it comes back when asked for."""
+        return sum(
+            max(0, seat.held_bytes - seat.reserved_bytes)
+            for seat in self._table.seats
+            if seat is not self
+        )
 
     def try_hold(self, held_bytes: int, more_bytes: int) -> int:
         """Hold `held_bytes + more_bytes` if that is allowed.
