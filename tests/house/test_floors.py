@@ -14,7 +14,10 @@ from tests.house.source import Module, imports, modules
 
 PURE = (
     "forebay.memory.ledger",
+    "forebay.memory.seats",
+    "forebay.memory.crew_account",
     "forebay.memory.policy",
+    "forebay.memory.window",
     "forebay.memory.planner",
     "forebay.flow.order",
 )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, final
 
 from forebay.events import Decided, Stance
 from forebay.flow.clock import LOOK_S, URGENT_LOOK_S, Pace
-from forebay.flow.scheduler import Watcher
+from forebay.flow.watcher import Watcher
 from forebay.memory.crew_account import WARM_FETCHES, CrewAccount
 from forebay.memory.limits import headroom
 from forebay.memory.planner import PARKED_BYTES, WORKER_BYTES, ZYGOTE_BYTES
@@ -172,7 +172,7 @@ class Controller(Watcher):
         is_settled = not self._scheduler.roster.moves.is_busy and not self._leaving
         if is_begun and is_settled and self._pace.is_due(now_s, is_urgent=is_urgent):
             self.read(now_s)
-        self._apply(self._decide(now_s, is_waiting=is_waiting, away_s=away_s))
+        self._apply(self._decide(now_s, is_waiting=is_waiting))
 
     def read(self, now_s: float) -> None:
         """One full reading of the processes: replaces the ledger's guess of the workers."""
@@ -303,15 +303,15 @@ class Controller(Watcher):
 
     # -- reconcile and decide -----------------------------------------------------------------
 
-    def _decide(self, now_s: float, *, is_waiting: bool, away_s: float) -> Decision:
-        position = self._take_position(now_s, is_waiting=is_waiting, away_s=away_s)
+    def _decide(self, now_s: float, *, is_waiting: bool) -> Decision:
+        position = self._take_position(now_s, is_waiting=is_waiting)
         before = self._policy.stance
         decision = self._policy.decide(position)
         if decision.stance != before or decision.acts:
             self._tell(now_s, decision)
         return decision
 
-    def _take_position(self, now_s: float, *, is_waiting: bool, away_s: float) -> Position:
+    def _take_position(self, now_s: float, *, is_waiting: bool) -> Position:
         seat, roster, admission = self._ledger.seat, self._scheduler.roster, self._admission
         workers_bytes = self.workers_bytes + self._account.fresh_bytes
         balance = self._ledger.reconcile(workers_bytes, self._arena.read_resident_bytes())

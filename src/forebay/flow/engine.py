@@ -253,7 +253,7 @@ class Engine:
 
     def _choose_wait(self, began_s: float, timeout_s: float) -> float:
         wait = _BLOCKED_WAIT_S if self.scheduler.is_blocked else _WAIT_S
-        due_s = self.scheduler.due_s - time.monotonic()
+        due_s = self.scheduler.spacing.due_s - time.monotonic()
         if due_s > 0:
             wait = min(wait, due_s)
         if timeout_s > 0:

@@ -34,6 +34,8 @@ from forebay.flow.flight import (
     count_samples,
 )
 from forebay.flow.roster import Roster
+from forebay.flow.spacing import Spacing
+from forebay.flow.watcher import Unwatched, Watcher
 from forebay.memory.window import Delivery, Window
 from forebay.transport.lease import Draft, Ready
 from forebay.transport.spill import Spilled
@@ -51,7 +53,6 @@ from forebay.workers.messages import (
 )
 
 if TYPE_CHECKING:
-    from forebay.flow.moves import Move
     from forebay.flow.order import Order, Ticket
     from forebay.workers.crew import Crew, Heard, WorkerProcess
 
@@ -66,39 +67,6 @@ there is waking each other up, not memory. 64 of 4 KB are a quarter of a MiB."""
 
 _MOVE_WAIT_S = 1.0
 """Longest single wait for streams on the move; their worker's end would be noticed too."""
-
-SPACING_FRAC = 0.4
-"""Part of (time of a fetch / workers) that lies between two beginnings at least. Even spacing
-would be 1; what is needed is more than the usual scatter of a fetch, some 5 to 10 %."""
-
-_SMOOTHING = 0.2
-"""Weight of the newest fetch in the average: a change shows after five."""
-
-
-class Watcher:
-    """Who watches memory for the scheduler; this one sees nothing (controller.py does)."""
-
-    def note_report(self, worker: WorkerProcess, done: Done) -> None:
-        """A worker has said how large it is."""
-
-    def estimate_step(self, worker: WorkerProcess) -> int:
-        """What one more fetch will make a worker grow by."""
-        del worker  # nothing is known of any
-        return 0
-
-    def note_dispatch(self) -> None:
-        """A worker has got one more ticket."""
-
-    def note_move(self, move: Move) -> None:
-        """Streams have changed their process."""
-
-    def count_grown_bytes(self) -> int:
-        """What replacing grown workers would free, sooner or later."""
-        return 0
-
-    def try_relieve(self) -> bool:
-        """Whether memory that the head lacks will come free, since a worker is replaced."""
-        return False
 
 
 @final
@@ -131,7 +99,7 @@ class Scheduler:
             # torch's rule shares a fixed number of tasks among the workers: who is slow keeps
             # its share, and that decides which batch comes when.
             self.window.set_bounds(settings.most_ahead, settings.most_ahead)
-        self.watcher = Watcher()
+        self.watcher: Watcher = Unwatched()
         self.roster = Roster(crew, settings.tokens, settings.keep_bytes)
         self.is_paused = False  # memory allows the batch that is delivered next, and no other
         self.delivered = 0  # in this epoch, failed ones too
@@ -145,9 +113,7 @@ class Scheduler:
         self._lost: BaseException | None = None
         self._ended_streams: set[int] = set()
         self._idle_s = 0.0
-        self._started_s = 0.0  # when the last fetch was handed out
-        self._fetch_s = 0.0  # how long fetches of idle workers take, averaged
-        self.due_s = 0.0  # when the next fetch may be handed out, if that is what is waited for
+        self.spacing = Spacing()
         self.is_blocked = False
         self.is_short = False
         self._is_slow_start = True
@@ -273,21 +239,13 @@ class Scheduler:
                 break
 
     def _must_space(self) -> bool:
-        """Whether the fetch of a large batch should begin a little after the last one.
-
-        Workers that begin together end together, and with order kept the quicker one then
-        waits for the slower, batch after batch: a window of one batch each loses a tenth of
-        its speed so (measured, decoding). Begun apart by a part of their share of the time a
-        fetch takes, they hardly meet; it costs that much once, not a block more for ever.
-        """
+        """Whether the fetch of a large batch should begin a little after the last one."""
         is_tight = self.window.width <= len(self.crew.workers)
-        if not is_tight or not self.settings.in_order or self._fetch_s <= 0:
+        if not is_tight or not self.settings.in_order or not self._flights:
             return False
-        if self.admission.sizes.estimate_next() < LARGE_BYTES or not self._flights:
+        if self.admission.sizes.estimate_next() < LARGE_BYTES:
             return False
-        spacing_s = SPACING_FRAC * self._fetch_s / len(self.crew.workers)
-        self.due_s = self._started_s + spacing_s
-        return time.monotonic() < self.due_s
+        return self.spacing.must_wait(len(self.crew.workers))
 
     def _choose_worker(self, ticket: Ticket) -> WorkerProcess | None:
         """Who may make `ticket` now; None when nobody may."""
@@ -336,7 +294,7 @@ class Scheduler:
     def _send(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
         now = time.monotonic()
         is_metered = self.roster.must_meter(worker, now, is_tight=self.admission.is_tight)
-        self._started_s = now
+        self.spacing.note_start(now)
         offset, capacity = (draft.block.offset, draft.block.capacity_bytes) if draft else (0, 0)
         stream = ticket.stream if ticket.stream >= 0 else worker.streams[0]
         self._note_flight(Flight(ticket, worker, draft))
@@ -427,8 +385,7 @@ class Scheduler:
         self.admission.note_costs(done, flight.given_back)
         self.watcher.note_report(flight.worker, done)
         if flight.started_s:
-            took_s = time.monotonic() - flight.started_s
-            self._fetch_s += _SMOOTHING * (took_s - self._fetch_s) if self._fetch_s else took_s
+            self.spacing.note_end(time.monotonic() - flight.started_s)
         if not done.spans or flight.draft is None:
             self._drop_drafts(flight)
             return Inline(done.head, done.inline)
@@ -610,7 +567,7 @@ class Scheduler:
     @property
     def has_idle_worker(self) -> bool:
         """Whether a worker that might fetch has nothing to do."""
-        if self.is_short or self.due_s > time.monotonic():
+        if self.is_short or self.spacing.is_waited_for:
             return False  # for lack of memory, or on purpose for a moment: not of width
         return self.roster.count_busy() < min(self.roster.tokens, len(self.crew.workers))
 

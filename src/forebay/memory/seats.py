@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any, final
 
-
 _SLACK_FRAC = 0.4
 """Of what is kept for the unforeseen, once more for each further loader: each has readings
 that are off, and heaps that come and go, of its own (measured: two loaders overshot by 1 %
