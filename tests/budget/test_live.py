@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cgroup
 
 LIMIT_MIB = 1024
 HOG_MIB = 560
-HOG = f"import time; held = bytearray(b'x') * ({HOG_MIB} << 20); print(flush=True); time.sleep(3)"
+HOG = f"import time; held = bytearray(b'x') * ({HOG_MIB} << 20); print(flush=True); time.sleep(4)"
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_an_automatic_budget_gives_way_within_a_second_and_comes_back(
     group: MemoryGroup, tmp_path: Path
 ) -> None:
     stage = Stage("pressed", group, tmp_path / "out")
-    stage.wait_for(6)
+    stage.wait_for(16)
     hog = subprocess.Popen(group.enter_command([sys.executable, "-c", HOG]), stdout=subprocess.PIPE)
     assert hog.stdout is not None
     hog.stdout.readline()
