@@ -213,6 +213,16 @@ class MemoryGroup:
         """
         return ["/bin/sh", "-c", _ENTER, str(self.path / "cgroup.procs"), *command]
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Limit what is inside from now on; what is above is reclaimed, or killed for.
+
+        Raises:
+            OSError: The kernel refuses it: so much is in use that cannot be reclaimed.
+        """
+        assert self._dialect is not None
+        _set_limit(self._dialect, self.path, limit_bytes)
+        self.limit_bytes = limit_bytes
+
     def read(self) -> GroupReading:
         """One reading, in about 0.1 ms; from any thread or process that holds the object."""
         stat = self._read_file("memory.stat")
