@@ -211,7 +211,7 @@ class LateAndLarge(Numbered):
 def evicting(place: str) -> None:
     """Ready batches must make room for the next one."""
     loader = make_loader(
-        LateAndLarge(Path(place)), batch_size=1, num_workers=3, memory_budget="108MiB"
+        LateAndLarge(Path(place)), batch_size=1, num_workers=3, memory_budget="120MiB"
     )
     given = []
     iterator = iter(loader)

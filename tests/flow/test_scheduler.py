@@ -165,7 +165,7 @@ def test_small_batches_run_ahead_where_nobody_can_tell(rig: MakeRig) -> None:
         made.take_now()
         made.run_all()
         ahead.append(len(made.scheduler._landed))
-    assert ahead[0] <= 2 + 2  # at first no further than it has come: nothing is known yet
+    assert ahead[0] < 10  # at first not much further than it has come: nothing is known yet
     assert max(ahead) > 50
 
 

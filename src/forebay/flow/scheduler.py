@@ -560,7 +560,7 @@ class Scheduler:
         """Least and most batches of the window: a MiB of them costs nothing worth saving."""
         by_bytes = RUN_AHEAD_BYTES // max(1, self.admission.totals.estimate_next())
         # Some times as far as it has come, at most: what is queued is not asked for memory again.
-        known = self.settings.num_streams + self.admission.landings
+        known = 2 * self.settings.num_streams + self.admission.landings
         free = min(by_bytes, _RUN_AHEAD_BATCHES * self.settings.num_streams, known)
         return max(1, free), max(self.settings.most_ahead, free)
 

@@ -34,6 +34,9 @@ HOLD_FRAC = 0.80
 """From here on memory may grow for what is promised, and the window does not widen unless
 one batch more stays below `SHRINK_FRAC`."""
 
+UNFORESEEN_FRAC = 0.01
+"""Part of the budget from which a reading beyond the book is more than the book's rounding."""
+
 LEAVE_FRAC = 0.05
 """A stance is left so far below the mark where it is entered: noise within changes nothing."""
 
@@ -291,7 +294,10 @@ class Policy:
             return "shrink", f"other loaders of this budget are at work: {wanted} are theirs"
         if now.pressure_frac >= PRESSURE_FRAC * (0.5 if slack else 1):
             return "shrink", f"memory was waited for {now.pressure_frac:.0%} of the last 10 s"
-        is_unforeseen = now.growth_bytes_per_s > 0 or now.unaccounted_bytes > 0
+        is_unforeseen = (
+            now.growth_bytes_per_s > 0
+            or now.unaccounted_bytes > UNFORESEEN_FRAC * now.budget_bytes
+        )
         if used >= SHRINK_FRAC - slack and is_unforeseen:
             return "shrink", f"{holds} exist{_say_growth(now)}"
         more = (now.expected_bytes + now.batch_bytes) / max(1, now.budget_bytes)
@@ -302,8 +308,11 @@ class Policy:
 
     def _shrink(self, now: Position) -> tuple[Act, ...]:
         acts: list[Act] = []
-        if now.free_pages_bytes:
-            acts.append(GiveBack(now.free_pages_bytes))
+        # Warm pages are worth keeping: as many go as bring it back to where calm begins.
+        surplus = now.expected_bytes - int((SHRINK_FRAC - LEAVE_FRAC) * now.budget_bytes)
+        given = min(now.free_pages_bytes, max(surplus, now.over_bytes, now.asked_bytes))
+        if given > 0:
+            acts.append(GiveBack(given))
         if not self._has_trimmed:
             self._has_trimmed = True
             acts.append(Trim())

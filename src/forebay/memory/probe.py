@@ -58,6 +58,9 @@ _ROLLUP = (
     "Rss", "Pss", "Pss_Anon", "Anonymous", "Private_Clean", "Private_Dirty", "SwapPss",
 )  # fmt: skip
 
+_SOLE_FRAC = 0.95
+"""A process that shares less than this of its anonymous pages shares them with nobody."""
+
 _BLOCK_BYTES = 512
 """st_blocks counts in these whatever the file system's block is (stat(2))."""
 
@@ -119,6 +122,9 @@ class Probe:
         found = [reading for pid in pids if (reading := self.read_process(pid)) is not None]
         # Asked after reading: a process that could not be read and is still there is a gap.
         missed = set(pids) - {reading.pid for reading in found}
+        # Main is one of the family when it shares its own pages: under fork it does.
+        is_family = main is not None and main.pss_anon_bytes < _SOLE_FRAC * main.anonymous_bytes
+        sharers = len(found) + is_family
         workers_bytes = sum(r.pss_anon_bytes + r.swap_pss_bytes for r in found)
         if main is not None:
             workers_bytes += main.pss_anon_bytes - main.anonymous_bytes
@@ -126,7 +132,7 @@ class Probe:
         return FootprintReading(
             workers_bytes=max(0, workers_bytes),
             main_anonymous_bytes=main.anonymous_bytes if main else 0,
-            by_pid=tuple((reading.pid, reading.private_anon_bytes) for reading in found),
+            by_pid=tuple((each.pid, each.estimate_private_anon(sharers)) for each in found),
             complete=main is not None and not any(self._is_alive(pid) for pid in missed),
         )
 

@@ -51,16 +51,23 @@ class ProcessReading:
     private_bytes: int
     swap_pss_bytes: int
 
-    @property
-    def private_anon_bytes(self) -> int:
-        """Anonymous bytes of this process alone: the least upper bound of one read.
+    def estimate_private_anon(self, sharers: int) -> int:
+        """Anonymous bytes of this process alone.
 
-        The kernel does not print this number. Old pages kept alive by several
-        processes are in `pss_anon_bytes` but are not private; arena pages are
-        private but not anonymous; the smaller of the two excludes both unless a
-        process has both at once.
+        The kernel does not print this number. With k processes on each shared page it
+        follows from two that it does: Anonymous = own + shared, Pss_Anon = own +
+        shared / k. Forks of one process share most pages all together, so `sharers` is
+        taken for k; pages that fewer share make it too high by their share of a share.
+        It is never above Pss_Anon, nor above the private bytes of any kind, among which
+        are arena pages that this process alone has touched.
+
+        Args:
+            sharers: How many processes were forked from one another, this one included.
         """
-        return min(self.pss_anon_bytes, self.private_bytes)
+        own = self.pss_anon_bytes
+        if sharers > 1:
+            own = (sharers * self.pss_anon_bytes - self.anonymous_bytes) // (sharers - 1)
+        return max(0, min(own, self.pss_anon_bytes, self.private_bytes))
 
 
 @dataclass(frozen=True, slots=True)
