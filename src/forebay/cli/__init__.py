@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli.demo import demo
+from forebay.cli.survive import survive
 
 app = typer.Typer(
     name="forebay",
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(survive)
 
 
 def _print_version(wanted: bool) -> None:

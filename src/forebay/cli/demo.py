@@ -56,7 +56,7 @@ def demo(
     console = Console(stderr=True)
     # Ended by a supervisor: clean up as for Ctrl-C, or a memory group would stay behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with _plain_errors():
+    with plain_errors():
         from forebay.bench.contest import broken_entries, default_threads, hold_contest
         from forebay.bench.contestant import Job
         from forebay.cli.progress import Watch
@@ -89,7 +89,7 @@ def _bytes_of(option: str, text: str) -> int:
 
 
 @contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
+def plain_errors() -> Iterator[None]:
     """Our own errors as one sentence without a traceback: 2 for wrong use, else 1."""
     from forebay.errors import ForebayError
 

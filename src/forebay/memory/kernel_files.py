@@ -45,32 +45,32 @@ class KernelFiles:
         """Keep `reason`; a second time is no news."""
         self._reasons.add(reason)
 
-    def read(self, path: Path) -> str | None:
+    def read(self, path: Path | str) -> str | None:
         """The text of `path`; None when it is absent, or closed (then noted)."""
         try:
             return self._read(path)
         except OSError as error:
             if error.errno not in _ABSENT:
-                self.note(f"{path.name} cannot be read: {os.strerror(error.errno or 0)}")
+                name = os.path.basename(path)  # noqa: PTH119 - mostly strings, read often
+                self.note(f"{name} cannot be read: {os.strerror(error.errno or 0)}")
             return None
 
-    def read_int(self, path: Path) -> int | None:
+    def read_int(self, path: Path | str) -> int | None:
         """The one number in `path`; None when absent, closed or not a number (noted)."""
         text = self.read(path)
         if text is None:
             return None
-        try:
-            return int(text)
-        except ValueError:
-            self.note(f"{path.name} is not a number")
-            return None
+        number = parse_int(text)
+        if number is None:
+            self.note(f"{os.path.basename(path)} is not a number")  # noqa: PTH119
+        return number
 
-    def read_fields(self, path: Path, *names: str) -> dict[str, int]:
+    def read_fields(self, path: Path | str, *names: str) -> dict[str, int]:
         """The numbers behind `names` in `path` (kB becomes bytes); empty when absent."""
         return parse_fields(self.read(path) or "", names)
 
     @staticmethod
-    def _read(path: Path) -> str:
+    def _read(path: Path | str) -> str:
         # os.open and not Path.read_text: the controller does this 20 times a second,
         # and the decoder and buffer of a text file cost more than the kernel's part.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -80,7 +80,19 @@ class KernelFiles:
                 chunks.append(chunk)
         finally:
             os.close(fd)
-        return b"".join(chunks).decode("ascii", errors="replace")
+        # Numbers are ASCII, but the name of a group may be anything, and is a path again.
+        return b"".join(chunks).decode(errors="surrogateescape")
+
+
+def parse_int(text: str) -> int | None:
+    """The one whole number in `text`, None when it is something else.
+
+    Everything printed by the kernel is shorter than `_MOST_DIGITS`.
+    """
+    digits = text.strip()
+    if digits.removeprefix("-").isdecimal() and len(digits) <= _MOST_DIGITS:
+        return int(digits)
+    return None
 
 
 def parse_fields(text: str, names: Iterable[str]) -> dict[str, int]:

@@ -295,8 +295,7 @@ class Policy:
         if now.pressure_frac >= PRESSURE_FRAC * (0.5 if slack else 1):
             return "shrink", f"memory was waited for {now.pressure_frac:.0%} of the last 10 s"
         is_unforeseen = (
-            now.growth_bytes_per_s > 0
-            or now.unaccounted_bytes > UNFORESEEN_FRAC * now.budget_bytes
+            now.growth_bytes_per_s > 0 or now.unaccounted_bytes > UNFORESEEN_FRAC * now.budget_bytes
         )
         if used >= SHRINK_FRAC - slack and is_unforeseen:
             return "shrink", f"{holds} exist{_say_growth(now)}"

@@ -210,6 +210,63 @@ class CgroupReading:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """What has happened to this process' groups since each was made.
+
+    Attributes:
+        oom_kills: Processes that the kernel killed for memory.
+        high: Times that work was throttled at memory.high (version 2).
+        max: Times that a limit was met, and file cache had to go or a kill was near.
+        source: Which groups were summed, in words; other words, other counters.
+    """
+
+    oom_kills: int
+    high: int
+    max: int
+    source: str
+
+
+def events_since(before: MemoryEvents, now: MemoryEvents) -> MemoryEvents:
+    """What has happened between two readings; never below 0.
+
+    Counters of a group that was made anew begin at 0, so they may go backwards. Those
+    of other groups (the process was moved, a file was closed) say nothing about what
+    happened since, so their difference counts as nothing.
+    """
+    if before.source != now.source:
+        return MemoryEvents(0, 0, 0, now.source)
+    return MemoryEvents(
+        max(0, now.oom_kills - before.oom_kills),
+        max(0, now.high - before.high),
+        max(0, now.max - before.max),
+        now.source,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """What the threads of one process that are alive have had of the CPUs so far.
+
+    A thread that ends takes its times with it, so the sums may go backwards.
+
+    Attributes:
+        run_s: On a CPU.
+        wait_s: Ready to run, in the queue for one; None where the system does not tell.
+    """
+
+    run_s: float
+    wait_s: float | None
+
+
+def cpu_since(before: CpuUse, now: CpuUse) -> CpuUse:
+    """What a process had between two readings; never below 0."""
+    wait_s = None
+    if before.wait_s is not None and now.wait_s is not None:
+        wait_s = max(0.0, now.wait_s - before.wait_s)
+    return CpuUse(max(0.0, now.run_s - before.run_s), wait_s)
+
+
+@dataclass(frozen=True, slots=True)
 class CpuReading:
     """One group's say on CPUs; `quota_cpus` and `set_cpus` are None when it has none."""
 

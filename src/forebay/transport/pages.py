@@ -160,5 +160,5 @@ def _find_mincore() -> Callable[[int, int, Any], int] | None:
         mincore = ctypes.CDLL(None).mincore
         mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
         mincore.restype = ctypes.c_int
-        return mincore  # type: ignore[no-any-return]
+        return mincore
     return None

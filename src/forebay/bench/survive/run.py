@@ -32,9 +32,7 @@ _SLACK_BYTES: Final = 16 * MIB
 """Page tables, stacks, sockets: charged to the group, and nobody's anonymous memory. Measured:
 1 to 2 MiB a process."""
 
-_HOG = (
-    "import sys, time; held = bytearray(b'x') * int(sys.argv[1]); time.sleep(float(sys.argv[2]))"
-)
+_HOG = "import sys, time; held = bytearray(b'x') * int(sys.argv[1]); time.sleep(float(sys.argv[2]))"
 
 
 @final

@@ -9,11 +9,12 @@ memory and in time, so that no file has to be fetched and every run is the same.
 
 from __future__ import annotations
 
+import abc
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -25,14 +26,15 @@ MIB = 1024**2
 _ENDLESS = 100_000_000
 
 
-class Samples(Dataset[Any]):
+class Samples(Dataset[Any], abc.ABC):
     """As many samples as anybody asks for; a subclass says what one is."""
 
     def __len__(self) -> int:
         return _ENDLESS
 
+    @abc.abstractmethod
     def __getitem__(self, index: int) -> Any:
-        raise NotImplementedError
+        """The sample, the same for the same index."""
 
 
 def draw(index: int, low: int, high: int) -> int:
@@ -69,7 +71,7 @@ class Clips(Samples):
     """Video of 8 to 32 frames of 112 x 112, one in sixty of 240 frames; padded to the longest."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        frames = 240 if index % 61 == 60 else draw(index, 8, 33)
+        frames = 240 if index % 61 == 1 else draw(index, 8, 33)
         work(frames * 0.0001)
         return torch.full((frames, 3, 112, 112), index % 251, dtype=torch.uint8)
 
@@ -98,9 +100,7 @@ class Annotations(Samples):
         ]
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, float]:
-        chosen = [
-            self.records[draw(index * 8 + step, 0, len(self.records))] for step in range(8)
-        ]
+        chosen = [self.records[draw(index * 8 + step, 0, len(self.records))] for step in range(8)]
         return torch.full((3, 64, 64), float(index % 251)), sum(r["score"] for r in chosen)  # type: ignore[misc]
 
 
@@ -120,13 +120,15 @@ class ObjectColumn(Samples):
 class ShuffledStream(IterableDataset[torch.Tensor]):
     """A stream split over the workers, each with a shuffle buffer of 100 half-MiB samples."""
 
+    SLOTS = 100
+
     def __iter__(self) -> Iterator[torch.Tensor]:
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info is not None else (0, 1)
         buffer: list[torch.Tensor] = []
         for number in range(first, _ENDLESS, step):
             sample = torch.full((MIB // 8,), float(number % 251))
-            if len(buffer) < 100:  # noqa: PLR2004 - as the docstring says
+            if len(buffer) < self.SLOTS:
                 buffer.append(sample)
                 continue
             at = draw(number, 0, len(buffer))
@@ -148,7 +150,7 @@ class Audio(Samples):
     """Speech of 1 to 16 seconds at 16 kHz, one in fifty of 40; padded to the longest."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        seconds = 40 if index % 53 == 52 else draw(index, 1, 17)
+        seconds = 40 if index % 53 == 1 else draw(index, 1, 17)
         work(0.0005)
         return torch.full((seconds * 16_000,), float(index % 251))
 
@@ -207,7 +209,7 @@ class Bursty(Samples):
     """Quick samples, and one in 640 that takes half a second: a cold shard."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if index % 640 == 639:  # noqa: PLR2004 - as the docstring says
+        if index % 640 == 0:
             time.sleep(0.5)
         return torch.full((MIB // 32,), float(index % 251))
 
@@ -253,7 +255,6 @@ class Workload:
     keep_every: int = 0
     keep_mib: int = 0
     pressure_mib: int = 0
-    notes: str = field(default="")
 
 
 WORKLOADS = {

@@ -1,0 +1,104 @@
+"""The survive table in words: one row a workload and budget. Pure.
+
+Covers: cells, the markdown table, the summary. Does not cover: the page (survive_page.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forebay.bench.survive.outcome import Case, Row
+from forebay.units import MIB
+
+COLUMNS = (
+    "workload",
+    "budget",
+    "torch as it comes",
+    "the recipe",
+    "torch's best that survives",
+    "forebay",
+    "of the best",
+    "peak",
+)
+
+GOAL_FRAC = 0.95
+"""Of the best torch setting that survives: below it forebay loses."""
+
+
+def say_row(row: Row | None, *, with_label: bool = False) -> str:
+    """How one contestant fared: samples/s, or how it ended."""
+    if row is None:
+        return "not run"
+    if row.verdict == "killed":
+        return f"killed ({row.who})" if row.who else "killed"
+    if row.verdict == "broken":
+        return "failed"
+    speed = f"{row.samples_per_s:,.0f}/s"
+    return f"{speed} ({row.label})" if with_label else speed
+
+
+def say_ratio(case: Case) -> str:
+    """forebay's speed beside torch's best."""
+    if case.forebay is None or case.forebay.verdict != "survived":
+        return ""
+    if case.ratio is None:
+        return "only one alive" if case.best is None else ""
+    return f"{case.ratio:.2f}"
+
+
+def say_peak(case: Case) -> str:
+    """What forebay held at most, and whether that was within its budget."""
+    if case.forebay is None or case.forebay.verdict != "survived":
+        return ""
+    peak = f"{case.forebay.peak_bytes / MIB:.0f} MiB"
+    return peak if case.forebay.kept else f"{peak}, broken"
+
+
+def table_rows(cases: Sequence[Case]) -> list[tuple[str, ...]]:
+    """One row a case, without the head."""
+    return [
+        (
+            case.workload,
+            f"{case.budget_bytes / MIB:.0f} MiB",
+            say_row(case.default),
+            say_row(case.recipe),
+            say_row(case.best, with_label=True) if case.best else "none survived",
+            say_row(case.forebay),
+            say_ratio(case),
+            say_peak(case),
+        )
+        for case in cases
+    ]
+
+
+def summarise_cases(cases: Sequence[Case]) -> list[str]:
+    """What the whole table comes to, one sentence a line; where forebay loses, too."""
+    ours = [case for case in cases if case.forebay is not None]
+    alive = [case for case in ours if case.forebay and case.forebay.verdict == "survived"]
+    kept = [case for case in alive if case.forebay and case.forebay.kept]
+    lone = [case for case in alive if case.best is None]
+    default = [case for case in cases if case.default and case.default.verdict == "survived"]
+    recipe = [case for case in cases if case.recipe and case.recipe.verdict == "survived"]
+    slow = [case for case in alive if case.ratio is not None and case.ratio < GOAL_FRAC]
+    lines = [
+        f"Of {len(ours)} workloads within a budget, forebay survived {len(alive)} and kept the "
+        f"budget in {len(kept)}; torch as it comes survived {len(default)}, with the article's "
+        f"recipe {len(recipe)}.",
+        f"In {len(lone)} no setting of torch's survived where forebay did.",
+    ]
+    if slow:
+        names = ", ".join(f"{c.workload} at {c.budget_bytes / MIB:.0f} MiB" for c in slow)
+        lines.append(
+            f"Slower than {GOAL_FRAC:.2f} of torch's best survivor in {len(slow)}: {names}."
+        )
+    odd = [case.workload for case in cases if not case.is_same]
+    lines.append(f"Other batches than torch's: {', '.join(odd) if odd else 'none'}.")
+    return lines
+
+
+def markdown(cases: Sequence[Case]) -> str:
+    """The table for a page of the docs."""
+    head = f"| {' | '.join(COLUMNS)} |"
+    rule = "| --- | " + " | ".join("---:" for _ in COLUMNS[1:]) + " |"
+    rows = [f"| {' | '.join(row)} |" for row in table_rows(cases)]
+    return "\n".join([head, rule, *rows])
