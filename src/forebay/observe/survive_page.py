@@ -22,14 +22,14 @@ _ROLES = (
 
 _METHOD = (
     (
-        "Each run is a fresh process in a memory group of its own, entered before it starts. The limit "
-        "is what the job holds just before its loader is made, what its consumer keeps by design, the "
-        "budget, and 16 MiB for page tables and sockets. Contestants take turns."
+        "Each run is a fresh process in a memory group of its own, entered before it starts. The "
+        "limit is what the job holds just before its loader is made, what its consumer keeps by "
+        "design, the budget, and 16 MiB for page tables and sockets. Contestants take turns."
     ),
     (
-        "A run that the kernel killed is a cross at zero. Speeds count samples after the first eight "
-        "batches. The peak is anonymous and shared memory beyond the level before the loader, read "
-        "every 10 ms from outside."
+        "A run that the kernel killed is a cross at zero. Speeds count samples after the first "
+        "eight batches. The peak is anonymous and shared memory beyond the level before the "
+        "loader, read every 10 ms from outside."
     ),
     "torch's best is the fastest of its settings that survived the same limit.",
 )

@@ -80,12 +80,12 @@ def summarise_cases(cases: Sequence[Case]) -> list[str]:
     default = [case for case in cases if case.default and case.default.verdict == "survived"]
     recipe = [case for case in cases if case.recipe and case.recipe.verdict == "survived"]
     slow = [case for case in alive if case.ratio is not None and case.ratio < GOAL_FRAC]
-    lines = [
+    first = (
         f"Of {len(ours)} workloads within a budget, forebay survived {len(alive)} and kept the "
         f"budget in {len(kept)}; torch as it comes survived {len(default)}, with the article's "
-        f"recipe {len(recipe)}.",
-        f"In {len(lone)} no setting of torch's survived where forebay did.",
-    ]
+        f"recipe {len(recipe)}."
+    )
+    lines = [first, f"In {len(lone)} no setting of torch's survived where forebay did."]
     if slow:
         names = ", ".join(f"{c.workload} at {c.budget_bytes / MIB:.0f} MiB" for c in slow)
         lines.append(
