@@ -166,9 +166,6 @@ def test_batches_that_make_room_come_back_from_the_disk(play: Play) -> None:
     scene.check_nothing_is_left()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="_serve_needs waits, as above; then a batch that fits is refused"
-)
 def test_no_batch_is_lost_where_the_disk_is_full(play: Play, tmp_path: Any) -> None:
     (tmp_path / "tmp").mkdir()
     scene = play("evicting", before=small(str(tmp_path / "tmp"), "64k"))
