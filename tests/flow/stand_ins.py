@@ -136,6 +136,17 @@ class Crew:
         self._bell, self._rope = os.pipe()
         os.write(self._rope, b"!")  # the poller always finds that somebody has said something
         self._said: list[Heard] = []
+        self.zygote_pid = 999
+        self.spares: list[Worker] = []
+        self.told: list[tuple[int, Any]] = []  # what was said outside of tickets
+
+    def tell(self, worker: Worker, message: Any) -> None:
+        self.told.append((worker.number, message))
+
+    def start_spare(self) -> Worker:
+        spare = Worker(100 + len(self.spares), (), self.workers[0]._arena)
+        self.spares.append(spare)
+        return spare
 
     def register(self, poller: select.poll) -> None:
         poller.register(self._bell, select.POLLIN)
