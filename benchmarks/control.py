@@ -22,14 +22,17 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from record import Measure, Record, now_utc, read_commit, read_machine, read_versions, save
+
 import forebay
 from forebay.flow.controller import Controller
-from record import Measure, Record, now_utc, read_commit, read_machine, read_versions, save
 
 LOOK = Controller.look
 
 
 class Floats(Dataset[torch.Tensor]):
+    """Batches of 2 MiB, with nothing to do for them."""
+
     def __len__(self) -> int:
         return 1_000_000
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 TICK_S = 0.05
 """20 Hz: a twentieth of the second within which the loader must follow a change."""
 
-READING_SHARE = 100
-"""Between two readings lies a hundred times what the last one took: 1 % of one core."""
+READING_SHARE = 200
+"""Between two readings lies two hundred times what the last one took: with the looks, less than
+1 % of one core (benchmarks/control.py)."""
 
 READING_LEAST_S = 0.2
 """And never less than this: four readings a second show any growth that matters."""
