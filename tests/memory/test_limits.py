@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +35,7 @@ from forebay.memory.probe import (
     StatmReading,
 )
 from forebay.units import GIB, MIB
-from tests.memory.trees import Tree
+from tests.memory.trees import UNLIMITED_V1, Tree
 
 NO_RLIMITS = RlimitReading(None, None, None)
 SIZES = st.integers(0, 1 << 45)
@@ -135,6 +140,67 @@ def test_one_group_more_never_leaves_more(
     before = decide_headroom(chain, host, NO_RLIMITS, None)
     after = decide_headroom([*chain, more], host, NO_RLIMITS, None)
     assert 0 <= after.bytes <= before.bytes
+
+
+LIMITS = st.sampled_from(["max", 0, 100 * MIB, 2 * GIB, 1 << 63, UNLIMITED_V1, "lots", ""])
+USED = st.integers(0, 3 * GIB)
+V1_GROUP = st.fixed_dictionaries(
+    {"limit": LIMITS, "usage": USED, "inactive": USED, "hierarchical": st.integers(GIB, 1 << 63)}
+)
+V2_GROUP = st.fixed_dictionaries(
+    {"limit": LIMITS, "high": LIMITS, "usage": USED, "active": USED, "slab": USED}
+)
+PATHS = st.sampled_from(["", "/a", "/a/b", "/a/b/c", "/d"])
+CHANGES = st.one_of(
+    st.tuples(st.just("v1"), PATHS, V1_GROUP),
+    st.tuples(st.just("v2"), PATHS, V2_GROUP),
+    st.tuples(st.just("member"), PATHS, st.sampled_from(["4:memory:", "0::", "2:cpu:"])),
+    st.tuples(st.just("remove"), PATHS, st.sampled_from(["memory", "."])),
+    st.tuples(st.just("close"), PATHS, st.sampled_from(["memory.max", "memory.stat"])),
+    st.tuples(st.just("host"), st.just(""), st.integers(0, 4 * GIB)),
+)
+
+
+def change(tree: Tree, kind: str, path: str, what: Any) -> None:
+    match kind:
+        case "v1":
+            tree.v1(path, **what)
+        case "v2":
+            tree.v2(path, **what)
+        case "member":
+            tree.member(f"{what}{path or '/'}")
+        case "remove":
+            shutil.rmtree(tree.root / "cgroup" / what / path.lstrip("/"), ignore_errors=True)
+        case "close":
+            tree.close(f"cgroup{path}/{what}")
+        case "host":
+            tree.host(available_bytes=what)
+
+
+@settings(deadline=None)
+@given(st.lists(CHANGES, max_size=12))
+def test_headroom_of_groups_with_a_limit_is_headroom_of_all_groups(
+    changes: list[tuple[str, str, Any]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(Path(folder))
+        (tree.root / "proc/self").mkdir(parents=True)
+        tree.host()
+        probe = tree.probe
+        for each in changes:
+            with contextlib.suppress(OSError):  # a closed file cannot be written again
+                change(tree, *each)
+            every = decide_headroom(probe.read_cgroups(), probe.read_host(), NO_RLIMITS, None)
+            assert headroom(probe) == every
+
+
+def test_headroom_sees_the_address_space_bind(monkeypatch: pytest.MonkeyPatch, tree: Tree) -> None:
+    tree.host()
+    tree.write("proc/self/statm", "10 1 0")
+    probe = tree.probe
+    monkeypatch.setattr(type(probe), "read_rlimits", lambda _: RlimitReading(100 * MIB, None, None))
+    free_bytes = 100 * MIB - 10 * os.sysconf("SC_PAGE_SIZE")
+    assert headroom(probe) == Headroom(free_bytes, 100 * MIB, "RLIMIT_AS")
 
 
 def test_a_quota_is_rounded_up(tree: Tree) -> None:

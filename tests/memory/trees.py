@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,10 @@ class Tree:
         inactive: int = 0,
         active: int = 0,
         hierarchical: int = UNLIMITED_V1,
+        swap: int = 0,
+        procs: tuple[int, ...] = (),
+        kills: int = 0,
+        fails: int = 0,
     ) -> None:
         folder = f"cgroup/memory{path}"
         self.write(f"{folder}/memory.limit_in_bytes", limit)
@@ -64,8 +69,13 @@ class Tree:
             f"cache 1\nrss 1\ninactive_file 5\nactive_file 5\n"
             f"hierarchical_memory_limit {hierarchical}\ntotal_rss {anon}\n"
             f"total_rss_huge 3\ntotal_shmem {shmem}\n"
-            f"total_inactive_file {inactive}\ntotal_active_file {active}",
+            f"total_inactive_file {inactive}\ntotal_active_file {active}\ntotal_swap {swap}",
         )
+        self.write(f"{folder}/cgroup.procs", "\n".join(map(str, procs)))
+        self.write(
+            f"{folder}/memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}"
+        )
+        self.write(f"{folder}/memory.failcnt", fails)
 
     def v2(
         self,
@@ -80,6 +90,10 @@ class Tree:
         inactive: int = 0,
         active: int = 0,
         slab: int = 0,
+        swap: int = 0,
+        procs: tuple[int, ...] = (),
+        events: tuple[int, int, int] = (0, 0, 0),
+        local_events: tuple[int, int, int] | None = None,
     ) -> None:
         folder = f"{mount}{path}"
         self.write(f"{mount}/cgroup.controllers", "cpuset cpu io memory pids")
@@ -91,6 +105,11 @@ class Tree:
             f"anon {anon}\nfile 9\nshmem {shmem}\ninactive_file {inactive}\n"
             f"active_file {active}\nslab_reclaimable {slab}",
         )
+        self.write(f"{folder}/memory.swap.current", swap)
+        self.write(f"{folder}/cgroup.procs", "\n".join(map(str, procs)))
+        self.write(f"{folder}/memory.events", _print_events(events))
+        if local_events is not None:
+            self.write(f"{folder}/memory.events.local", _print_events(local_events))
 
     def process(
         self,
@@ -113,3 +132,17 @@ class Tree:
         (self.root / task).mkdir(parents=True)
         if children is not None:
             self.write(f"{task}/children", " ".join(str(child) for child in children))
+
+    def cpu(self, pid: int, *threads: tuple[int, int, int]) -> None:
+        """The scheduler's counts (nanoseconds run and waited, turns) of each thread."""
+        for number, counts in enumerate(threads):
+            self.write(f"proc/{pid}/task/{pid + number}/schedstat", " ".join(map(str, counts)))
+
+    def remove(self, path: str) -> None:
+        """A group that has vanished, or a process that has ended."""
+        shutil.rmtree(self.root / path)
+
+
+def _print_events(counts: tuple[int, int, int]) -> str:
+    kills, high, limit_met = counts
+    return f"low 9\nhigh {high}\nmax {limit_met}\noom 9\noom_kill {kills}\noom_group_kill 9"

@@ -12,12 +12,11 @@ their tightest limit (`hierarchical_memory_limit`), version 2 does not.
 
 from __future__ import annotations
 
-import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 
-from forebay.memory.kernel_files import KernelFiles
+from forebay.memory.kernel_files import KernelFiles, parse_int
 from forebay.memory.readings import CgroupReading, CpuReading, Roots
 
 _V1_UNLIMITED_BYTES = 1 << 62
@@ -45,40 +44,56 @@ _V2_STAT = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Hierarchy:
-    """One mounted tree and the place of the process in it."""
+class Chain:
+    """The groups of one process in the tree that holds one controller.
 
-    mount: Path
+    Attributes:
+        version: Of the tree, 1 or 2.
+        groups: (path, folder) of each group, the process' own first, the mount last.
+    """
+
     version: int
-    own: PurePosixPath
+    groups: tuple[tuple[str, str], ...]
 
-    def chain(self) -> Iterator[tuple[str, Path]]:
-        """(path, directory) of each group, the process' own first, the mount last."""
-        for group in (self.own, *self.own.parents):
-            yield str(group), self.mount / group.relative_to("/")
+    @classmethod
+    def below(cls, mount: str, version: int, path: str) -> Chain:
+        """The chain of the group at `path`, as far as it can be seen below `mount`."""
+        groups = []
+        own = _find_visible(mount, path)
+        while own:
+            groups.append((own, mount + own))
+            own = own.rpartition("/")[0]
+        return cls(version, (*groups, ("/", mount)))
 
 
 def read_memory_groups(
     files: KernelFiles, roots: Roots, pid: int | str
 ) -> tuple[CgroupReading, ...]:
     """The memory groups of `pid`, its own first; empty where there are none."""
-    tree = _find_hierarchy(files, roots, pid, "memory")
-    if tree is None:
-        return ()
-    read_group = _read_v1 if tree.version == 1 else _read_v2
-    found = (read_group(files, path, folder) for path, folder in tree.chain())
-    groups = [group for group in found if group is not None]
-    if groups and tree.version == 1:
-        groups[-1] = _with_hidden_ancestors(files, tree.mount, groups[-1])
-    return tuple(groups)
+    chain = find_chain(roots, read_membership(files, roots, pid), "memory")
+    return read_groups(files, chain) if chain else ()
+
+
+def read_groups(
+    files: KernelFiles, chain: Chain, *, limited_only: bool = False
+) -> tuple[CgroupReading, ...]:
+    """What each group of `chain` says; with `limited_only` of those that have a limit.
+
+    A group without a limit binds nothing, and most have none: for them only the file
+    with the limit is read.
+    """
+    read_group = _read_v1 if chain.version == 1 else _read_v2
+    found = (read_group(files, path, folder, limited_only) for path, folder in chain.groups)
+    return tuple(group for group in found if group is not None)
 
 
 def read_cpu_groups(files: KernelFiles, roots: Roots, pid: int | str) -> tuple[CpuReading, ...]:
     """Quotas and CPU sets of all groups of `pid`; groups without either are left out."""
     readings = []
+    membership = read_membership(files, roots, pid)
     for controller in ("cpu", "cpuset"):
-        tree = _find_hierarchy(files, roots, pid, controller)
-        for path, folder in tree.chain() if tree else ():
+        chain = find_chain(roots, membership, controller)
+        for path, folder in chain.groups if chain else ():
             reading = CpuReading(path, _read_quota(files, folder), _read_cpuset(files, folder))
             if reading.quota_cpus is not None or reading.set_cpus is not None:
                 readings.append(reading)
@@ -87,134 +102,138 @@ def read_cpu_groups(files: KernelFiles, roots: Roots, pid: int | str) -> tuple[C
 
 def find_pressure_files(
     files: KernelFiles, roots: Roots, pid: int | str
-) -> Iterator[tuple[str, Path]]:
+) -> Iterator[tuple[str, str]]:
     """(words, file) of memory.pressure of each version-2 group, its own first."""
-    tree = _find_unified(roots, _read_membership(files, roots, pid))
-    for path, folder in tree.chain() if tree else ():
-        yield f"cgroup {path}", folder / "memory.pressure"
+    chain = _find_unified(roots, read_membership(files, roots, pid))
+    for path, folder in chain.groups if chain else ():
+        yield f"cgroup {path}", f"{folder}/memory.pressure"
 
 
 # ---------------------------------------------------------------- where the process is
 
 
-def _read_membership(files: KernelFiles, roots: Roots, pid: int | str) -> Mapping[str, str]:
+def read_membership(files: KernelFiles, roots: Roots, pid: int | str) -> Mapping[str, str]:
     """Controllers (as printed, "" for version 2) -> path, from /proc/PID/cgroup."""
-    text = files.read(roots.proc / str(pid) / "cgroup")
+    return parse_membership(files.read(f"{roots.proc}/{pid}/cgroup"), pid)
+
+
+def parse_membership(text: str | None, pid: int | str) -> Mapping[str, str]:
+    """The same from what /proc/PID/cgroup says; None where it cannot be read."""
     if text is None:
         # Whatever our own group is, it lies below the mount.
         return dict.fromkeys(("memory", "cpu", "cpuset", ""), "/") if pid == "self" else {}
-    entries = (line.split(":", 2) for line in text.splitlines())
+    entries = (line.split(":", 2) for line in text.split("\n"))
     return {entry[1]: entry[2] for entry in entries if len(entry) == 3}  # noqa: PLR2004
 
 
-def _find_hierarchy(
-    files: KernelFiles, roots: Roots, pid: int | str, controller: str
-) -> _Hierarchy | None:
-    """The tree that holds `controller`: version 1 where it is listed there, else version 2.
+def find_chain(roots: Roots, membership: Mapping[str, str], controller: str) -> Chain | None:
+    """The chain in the tree of `controller`: version 1 where it is listed there, else 2.
 
     A controller can only be in one of them at a time, and one listed by name is in
     version 1; so a hybrid machine (v1 memory beside a v2 tree) needs no special case.
     """
-    membership = _read_membership(files, roots, pid)
     for controllers, path in membership.items():
         if controller in controllers.split(","):
             # Usually "cpu,cpuacct" with a link "cpu" beside it; containers may lack the link.
             for name in (controllers, controller):
-                if (roots.cgroup / name).is_dir():
-                    mount = roots.cgroup / name
-                    return _Hierarchy(mount, 1, _find_visible(mount, path))
+                mount = f"{roots.cgroup}/{name}"
+                if os.path.isdir(mount):  # noqa: PTH112 - never raises, whatever is closed
+                    return Chain.below(mount, 1, path)
     return _find_unified(roots, membership)
 
 
-def _find_unified(roots: Roots, membership: Mapping[str, str]) -> _Hierarchy | None:
-    for mount in (roots.cgroup, roots.cgroup / "unified"):
-        if "" in membership and (mount / "cgroup.controllers").exists():
-            return _Hierarchy(mount, 2, _find_visible(mount, membership[""]))
+def _find_unified(roots: Roots, membership: Mapping[str, str]) -> Chain | None:
+    for mount in (f"{roots.cgroup}", f"{roots.cgroup}/unified"):
+        if "" in membership and os.path.exists(f"{mount}/cgroup.controllers"):  # noqa: PTH110
+            return Chain.below(mount, 2, membership[""])
     return None
 
 
-def _find_visible(mount: Path, path: str) -> PurePosixPath:
-    """The part of `path` that exists below `mount`.
+def _find_visible(mount: str, path: str) -> str:
+    """The part of `path` that exists below `mount`; empty for the mount itself.
 
     Inside a container without its own cgroup namespace the kernel prints the path
     as the host sees it ("/docker/abc/init.scope") while the mount begins at
     "/docker/abc"; with a namespace, a process outside of it gets "/../..". The
     longest tail that exists is right in the first case, the mount in the second.
     """
-    parts = PurePosixPath("/" + path.strip("/")).parts[1:]
+    parts = [part for part in path.split("/") if part not in {"", "."}]
     if ".." in parts:
-        return PurePosixPath("/")
+        return ""
     for start in range(len(parts)):
-        tail = PurePosixPath("/", *parts[start:])
-        if (mount / tail.relative_to("/")).is_dir():
+        tail = "/" + "/".join(parts[start:])
+        if os.path.isdir(mount + tail):  # noqa: PTH112
             return tail
-    return PurePosixPath("/")
+    return ""
 
 
 # ---------------------------------------------------------------- what a group says
 
 
-def _read_v1(files: KernelFiles, path: str, folder: Path) -> CgroupReading | None:
-    limit = files.read_int(folder / "memory.limit_in_bytes")
-    usage = files.read_int(folder / "memory.usage_in_bytes")
-    if limit is None and usage is None:
+def _read_v1(
+    files: KernelFiles, path: str, folder: str, limited_only: bool
+) -> CgroupReading | None:
+    printed = files.read_int(f"{folder}/memory.limit_in_bytes")
+    limit, source = _finite(printed), f"cgroup {path} memory.limit_in_bytes"
+    is_top = path == "/"
+    if limited_only and not is_top and limit is None:
         return None
-    stat = files.read_fields(folder / "memory.stat", *_V1_STAT)
+    stat = files.read_fields(f"{folder}/memory.stat", *_V1_STAT, *([_V1_HIDDEN] if is_top else []))
+    hidden = _finite(stat.get(_V1_HIDDEN))
+    if hidden is not None and (limit is None or hidden < limit):
+        # The usage of the groups above the mount cannot be seen, so the headroom that follows
+        # is what they would leave if this group were alone in them: an upper bound, and far
+        # better than not to know them at all.
+        limit, source = hidden, f"cgroup {path} {_V1_HIDDEN}"
+    if limited_only and limit is None:
+        return None
+    usage = files.read_int(f"{folder}/memory.usage_in_bytes")
+    if printed is None and usage is None:
+        return None
     return CgroupReading(
         path=path,
         version=1,
-        limit_bytes=_finite(limit),
+        limit_bytes=limit,
         high_bytes=None,
-        limit_source=f"cgroup {path} memory.limit_in_bytes",
+        limit_source=source,
         usage_bytes=usage,
         **{field: stat.get(name, 0) for name, field in _V1_STAT.items()},
     )
 
 
-def _with_hidden_ancestors(files: KernelFiles, mount: Path, top: CgroupReading) -> CgroupReading:
-    """`top` under the tightest limit of the groups above the mount, if that is tighter.
-
-    The usage of those groups cannot be seen, so the headroom that follows is what
-    they would leave if this group were alone in them: an upper bound, and far
-    better than not to know them at all.
-    """
-    stat = files.read_fields(mount / "memory.stat", _V1_HIDDEN)
-    hidden = _finite(stat.get(_V1_HIDDEN))
-    if top.path != "/" or hidden is None:
-        return top
-    if top.limit_bytes is not None and top.limit_bytes <= hidden:
-        return top
-    source = f"cgroup {top.path} hierarchical_memory_limit"
-    return dataclasses.replace(top, limit_bytes=hidden, limit_source=source)
-
-
-def _read_v2(files: KernelFiles, path: str, folder: Path) -> CgroupReading | None:
+def _read_v2(
+    files: KernelFiles, path: str, folder: str, limited_only: bool
+) -> CgroupReading | None:
     """One version-2 group; None at the real root and where memory is not delegated."""
-    usage = files.read_int(folder / "memory.current")
-    limit = _read_max(files, folder / "memory.max")
+    limit = _read_max(files, f"{folder}/memory.max")
+    high = _read_max(files, f"{folder}/memory.high")
+    if limited_only and limit is None and high is None:
+        return None
+    usage = files.read_int(f"{folder}/memory.current")
     if usage is None and limit is None:
         return None
-    stat = files.read_fields(folder / "memory.stat", *_V2_STAT)
+    stat = files.read_fields(f"{folder}/memory.stat", *_V2_STAT)
     return CgroupReading(
         path=path,
         version=2,
         limit_bytes=limit,
-        high_bytes=_read_max(files, folder / "memory.high"),
+        high_bytes=high,
         limit_source=f"cgroup {path} memory.max",
         usage_bytes=usage,
         **{field: stat.get(name, 0) for name, field in _V2_STAT.items()},
     )
 
 
-def _read_max(files: KernelFiles, path: Path) -> int | None:
+def _read_max(files: KernelFiles, path: str) -> int | None:
     """The number in a version-2 limit file; None for "max", absent or garbage (noted)."""
     text = (files.read(path) or "max").strip()
     if text == "max":
         return None
-    if text.isdecimal():
-        return int(text)
-    files.note(f"{path.name} is not a number")
-    return None
+    limit = parse_int(text)
+    if limit is None or limit < 0:
+        files.note(f"{path.rpartition('/')[2]} is not a number")
+        return None
+    return limit
 
 
 def _finite(limit_bytes: int | None) -> int | None:
@@ -226,28 +245,28 @@ def _finite(limit_bytes: int | None) -> int | None:
 # ---------------------------------------------------------------- CPUs
 
 
-def _read_quota(files: KernelFiles, folder: Path) -> float | None:
+def _read_quota(files: KernelFiles, folder: str) -> float | None:
     """CPUs that the group may use on average, from cpu.max (v2) or cpu.cfs_* (v1)."""
-    text = files.read(folder / "cpu.max")
+    text = files.read(f"{folder}/cpu.max")
     if text is not None:
-        quota_text, _, period_text = text.strip().partition(" ")
-        if quota_text == "max":
+        words = text.split()
+        if words[:1] == ["max"]:
             return None
-        if not (quota_text.isdecimal() and period_text.isdecimal()):
+        quota, period = (*map(parse_int, words), None, None)[:2]
+        if quota is None or period is None:
             files.note("cpu.max is not two numbers")
             return None
-        quota, period = int(quota_text), int(period_text)
     else:
-        quota = files.read_int(folder / "cpu.cfs_quota_us") or 0
-        period = files.read_int(folder / "cpu.cfs_period_us") or 0
+        quota = files.read_int(f"{folder}/cpu.cfs_quota_us") or 0
+        period = files.read_int(f"{folder}/cpu.cfs_period_us") or 0
     # Version 1 prints -1 for "no quota".
     return quota / period if quota > 0 and period > 0 else None
 
 
-def _read_cpuset(files: KernelFiles, folder: Path) -> int | None:
+def _read_cpuset(files: KernelFiles, folder: str) -> int | None:
     """The number of CPUs the group may run on; None where it does not say."""
     for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
-        text = files.read(folder / name)
+        text = files.read(f"{folder}/{name}")
         if text is not None and text.strip():
             count = count_cpus(text)
             if count is None:
@@ -260,8 +279,9 @@ def count_cpus(text: str) -> int | None:
     """How many CPUs a kernel list such as "0-3,7" names; None when it is not one."""
     total = 0
     for part in text.strip().split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        ends = [parse_int(end) for end in part.split("-")]
+        first, last = ends[0], ends[-1]
+        if first is None or last is None or len(ends) > 2:  # noqa: PLR2004 - "a" or "a-b"
             return None
-        total += int(last or first) - int(first) + 1
+        total += last - first + 1
     return total if total > 0 else None

@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import final
 
 import psutil
 
-from forebay.memory import cgroup
+from forebay.memory import cgroup, own_groups
+from forebay.memory.cpu_use import read_cpu_use
 from forebay.memory.kernel_files import KernelFiles, parse_fields
 from forebay.memory.peak import PeakMeter, trim_heap
 from forebay.memory.readings import (
     CgroupReading,
     CpuReading,
+    CpuUse,
     FootprintReading,
     HostReading,
     Making,
+    MemoryEvents,
     Pressure,
     ProcessReading,
     RlimitReading,
@@ -40,9 +43,11 @@ from forebay.memory.readings import (
 __all__ = [
     "CgroupReading",
     "CpuReading",
+    "CpuUse",
     "FootprintReading",
     "HostReading",
     "Making",
+    "MemoryEvents",
     "PeakMeter",
     "Pressure",
     "Probe",
@@ -167,6 +172,17 @@ class Probe:
             return None
         return StatmReading(info.vms, info.rss, 0)
 
+    def read_cpu(self, pids: Iterable[int]) -> dict[int, CpuUse | None]:
+        """Time on a CPU and time in the queue for one, over the threads of each of `pids`.
+
+        None for one that has vanished. Two readings of a worker, `cpu_since` apart, tell
+        what it waits for: a CPU (`wait_s`), or data (neither). Where the kernel does not
+        count (`degraded` says so) `wait_s` is None and `run_s` is psutil's.
+
+        Costs some 20 us a process with one thread, 10 us for each thread more.
+        """
+        return {pid: read_cpu_use(self._files, self._roots, pid) for pid in pids}
+
     def read_arena_bytes(self, fd: int) -> int:
         """Resident bytes of the shared mapping behind `fd`: exact, and some 1 us."""
         return os.fstat(fd).st_blocks * _BLOCK_BYTES
@@ -184,7 +200,7 @@ class Probe:
     def read_pressure(self) -> Pressure | None:
         """Pressure on the nearest group that tells it, else on the host; None without PSI."""
         files = [*cgroup.find_pressure_files(self._files, self._roots, "self")]
-        for source, path in (*files, ("host", self._roots.proc / "pressure/memory")):
+        for source, path in (*files, ("host", f"{self._roots.proc}/pressure/memory")):
             frac = _parse_pressure(self._files.read(path) or "")
             if frac is not None:
                 return Pressure(frac, source)
@@ -193,6 +209,44 @@ class Probe:
     def read_cgroups(self, pid: int | str = "self") -> tuple[CgroupReading, ...]:
         """The memory groups of `pid`, from its own up to the root; empty without any."""
         return cgroup.read_memory_groups(self._files, self._roots, pid)
+
+    def read_limited_groups(self) -> tuple[CgroupReading, ...]:
+        """Those of this process' memory groups that have a limit; others cannot bind.
+
+        Costs some 70 us for three groups, of which one has a limit.
+        """
+        membership = cgroup.read_membership(self._files, self._roots, "self")
+        chain = cgroup.find_chain(self._roots, membership, "memory")
+        return cgroup.read_groups(self._files, chain, limited_only=True) if chain else ()
+
+    def read_events(self) -> MemoryEvents:
+        """Kills and met limits, over this process' group, those below and those above it.
+
+        Of groups above only what happened in themselves: a kill in a neighbour's is not
+        ours. Version 1 counts nothing of groups below. Compare two with `events_since`.
+
+        Costs some 80 us for three groups. Without groups: the kills of the machine.
+        """
+        return own_groups.read_events(self._files, self._roots)
+
+    def read_own_group(self, pids: Collection[int]) -> int | None:
+        """What the deepest group of this process holds, when `pids` are alone in it.
+
+        Anonymous, shared and swapped bytes, exact to what the kernel batches (64 pages a
+        CPU). A page is charged where it was first touched: what a process brought along
+        from another group is not in it, so use differences between two readings.
+
+        Args:
+            pids: All processes that may be in the group or below it, this one included;
+                those of them that have ended do not matter.
+
+        Returns:
+            None when another process is there as well, when one of `pids` is elsewhere,
+            when it cannot be told, and without groups.
+
+        Costs some 60 us; each group below the own one 40 us more.
+        """
+        return own_groups.read_sole_bytes(self._files, self._roots, pids, self._is_alive)
 
     def read_cpu_groups(self, pid: int | str = "self") -> tuple[CpuReading, ...]:
         """CPU quotas and sets of all groups of `pid`."""
