@@ -1,6 +1,7 @@
 """Jobs whose surroundings change while they run; the tests watch them from outside.
 
     python -m tests.budget.live pressed OUT      one automatic loader; the test takes memory away
+    python -m tests.budget.live large OUT        one automatic loader, large batches, a tight limit
     python -m tests.budget.live shared OUT       two loaders, one budget, taking turns
     python -m tests.budget.live many OUT         twelve loaders, one budget, a random one each step
 
@@ -29,6 +30,7 @@ MIB = 1024**2
 PRESSED_S = 10.0
 TELL_S = 0.1
 IDLE_S = 2.0
+LARGE_MIB = 100
 SHARED_MIB = 160
 MANY_MIB = 420
 
@@ -96,6 +98,18 @@ def pressed(out: TextIO) -> None:
         tell(out, explain=loader.explain())
 
 
+def large(out: TextIO) -> None:
+    """Batches of an eighth of the limit, and a consumer that takes its time."""
+    with forebay.DataLoader(
+        Numbers(LARGE_MIB), num_workers=4, prefetch_factor=4, memory_budget="auto"
+    ) as loader:
+        reader = Reader(loader)
+        for _ in range(20):
+            reader.take()
+            time.sleep(0.05)
+        tell(out, taken=reader.taken, restarts=loader.stats().worker_restarts)
+
+
 def shared(out: TextIO) -> None:
     """Training and validation in turns; the one that has nothing to do gives way."""
     budget = forebay.Budget(SHARED_MIB * MIB)
@@ -149,7 +163,12 @@ def many(out: TextIO) -> None:
         loader.close()
 
 
-SCENES: dict[str, Callable[[TextIO], None]] = {"pressed": pressed, "shared": shared, "many": many}
+SCENES: dict[str, Callable[[TextIO], None]] = {
+    "pressed": pressed,
+    "large": large,
+    "shared": shared,
+    "many": many,
+}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", UserWarning)

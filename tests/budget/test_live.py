@@ -124,6 +124,20 @@ def test_an_automatic_budget_gives_way_within_a_second_and_comes_back(
     assert max(line["budget"] for line in after) > 0.7 * widest
 
 
+def test_large_batches_come_one_after_the_other_where_torch_is_killed(tmp_path: Path) -> None:
+    """Report 10: 128 MiB items, four workers, prefetch 4, a group of 1 GiB."""
+    limit = 800 * MIB
+    with MemoryGroup(limit_bytes=limit) as group:
+        stage = Stage("large", group, tmp_path / "out")
+        with Sampler(stage.child.pid, group, parts_period_s=NEVER_S) as sampler:
+            lines = stage.finish()
+        assert group.read().oom_kills == 0
+        peak = max(sample.held_bytes for sample in sampler.trace().samples)
+    assert lines[-2]["taken"] == 20
+    assert lines[-2]["restarts"] == 0
+    assert peak <= 0.95 * limit
+
+
 def test_two_loaders_of_one_budget_take_turns_below_it(tmp_path: Path) -> None:
     seen = watch("shared", tmp_path)
     assert seen.oom_kills == 0

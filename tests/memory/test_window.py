@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.memory.window import IDLE_FRAC, LOW_MARK, ROUNDS, Delivery, Window
+from forebay.memory.window import IDLE_FRAC, LOW_MARK, ROUNDS, STALL_S, Delivery, Window
 
 TIMES = st.floats(0, 10)
 
@@ -52,6 +52,21 @@ def test_a_waiting_consumer_with_an_idle_worker_widens_it_step_by_step() -> None
     widths = note_all(Window(2, 100), [starved()] * 60)
     assert sorted(set(widths)) == [2, 3, 4, 5, 6, 7, 8, 10, 12, 15]
     assert widths == sorted(widths)
+
+
+def test_while_one_slow_batch_is_waited_for_it_widens_step_by_step() -> None:
+    window = Window(4, 9)
+    widths = []
+    for tenths in range(1, 9):
+        window.note_stall(1.01 * STALL_S * tenths)
+        widths.append(window.width)
+    assert widths == [5, 6, 7, 8, 9, 9, 9, 9]
+    window = Window(4, 9)
+    window.note_stall(STALL_S / 2)
+    assert window.width == 4
+    window.may_widen = False
+    window.note_stall(1.0)
+    assert window.width == 4
 
 
 def test_one_short_wait_is_no_reason_to_widen_it() -> None:

@@ -40,6 +40,7 @@ class Admission:
             made, and two may be made at once.
         totals: Buffers of a batch, wherever they travelled.
         landings: Batches that were made, by this iterator.
+        objects_bytes: Of the latest batch, what its Python objects took on their way.
         in_flight_bytes: Blocks being written or waiting to be delivered.
         evictions: Ready batches that went to disk.
     """
@@ -53,6 +54,7 @@ class Admission:
         self.makings = lessons.makings
         self.totals = lessons.totals
         self.landings = 0
+        self.objects_bytes = 0
         self.in_flight_bytes = 0
         self.evictions = 0
         self._spill = SpillFile()
@@ -140,6 +142,7 @@ class Admission:
         if done.made is not None and given_back == self.arena.times_given_back:
             self.makings.add(done.made.peak_bytes)
         self.landings += 1
+        self.objects_bytes = len(done.head) or (done.spans[-1][1] if done.spans else 0)
         self.sizes.add(done.used_bytes)
         self.totals.add(done.used_bytes or sum(map(len, done.inline)))
 

@@ -24,6 +24,7 @@ class Situation:
         found_unpickling: What kept workers from sharing the unpickled dataset.
         lent_bytes, copied_bytes, lost_bytes: Views, heap copies, and blocks given up to forks.
         batch_bytes, making_bytes: A usual batch, and what making it takes beside.
+        objects_bytes: Of a batch, what its Python objects took on their way.
         width, most: The window, in batches.
         evictions: Ready batches that went to disk.
         moves: How often streams changed their process.
@@ -44,6 +45,7 @@ class Situation:
     lost_bytes: int
     batch_bytes: int
     making_bytes: int
+    objects_bytes: int
     width: int
     most: int
     evictions: int
@@ -65,16 +67,33 @@ def _say_bytes(now: Situation) -> Iterator[str]:
         f"budget {format_bytes(stats.budget_bytes)}{source}; footprint "
         f"{format_bytes(stats.footprint_bytes)}, peak {format_bytes(stats.peak_footprint_bytes)}"
     )
-    yield (
-        f"  workers and their template: {format_bytes(stats.workers_private_bytes)} "
-        f"({stats.workers} worker(s) for {now.num_streams} stream(s), {now.tokens} fetch(es) at "
-        f"once, start method {now.start_method})"
-    )
+    yield _say_workers(now)
     yield (
         f"  arena: {format_bytes(stats.arena_bytes)} resident, of it "
         f"{format_bytes(stats.in_flight_bytes)} in flight or waiting, "
         f"{format_bytes(now.lent_bytes)} lent to the consumer"
     )
+
+
+def _say_workers(now: Situation) -> str:
+    size = format_bytes(now.stats.workers_private_bytes)
+    how = f"for {now.num_streams} stream(s), {now.tokens} fetch(es) at once"
+    if now.start_method == "thread":
+        return (
+            f"  {now.stats.workers} thread(s) of this process {how}: about {size}. What they "
+            "allocate while they make a batch lies on this process's heap and cannot be told "
+            "apart from the training code's: promised for it is the size of the batch where its "
+            "samples are listed before they are collated, and nothing where they are not"
+        )
+    return (
+        f"  workers and their template: {size} ({now.stats.workers} worker(s) {how}, start "
+        f"method {now.start_method})"
+    )
+
+
+_OBJECTS_FRAC = 0.1
+_OBJECTS_LEAST_BYTES = 64 * 1024
+"""From where Python objects in batches are worth a word; every batch has a few hundred bytes."""
 
 
 def _say_flow(now: Situation) -> Iterator[str]:
@@ -84,6 +103,13 @@ def _say_flow(now: Situation) -> Iterator[str]:
         f"{now.most}; it widens only while the consumer waits and a worker idles"
     )
     yield (f"making a batch takes {format_bytes(now.making_bytes)} beside its result at its peak")
+    total = max(now.batch_bytes, now.objects_bytes)
+    if now.objects_bytes >= _OBJECTS_LEAST_BYTES and now.objects_bytes >= _OBJECTS_FRAC * total:
+        yield (
+            f"{now.objects_bytes / total:.0%} of a batch is Python objects rather than tensors or "
+            "arrays: they are pickled, and take several times as much once rebuilt. Keep what "
+            "does not change in the dataset and send its index, or use arrays"
+        )
     yield (
         f"delivered {stats.batches:,} batch(es), {format_bytes(stats.delivered_bytes)}; the "
         f"consumer waited {stats.consumer_wait_s:.1f} s"

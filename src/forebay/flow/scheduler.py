@@ -574,6 +574,7 @@ class Scheduler:
     def note_idle(self, idle_s: float) -> None:
         """While the consumer waited, a worker had nothing to do for so long."""
         self._idle_s += idle_s
+        self.window.note_stall(self._idle_s)
 
     @property
     def waits_for_token(self) -> bool:

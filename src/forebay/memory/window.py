@@ -27,6 +27,10 @@ IDLE_FRAC = 0.15
 equally long, so with order kept somebody always waits for somebody: a batch more in memory
 for less than that is a bad bargain (a worker in two idling so much costs 7 % of speed)."""
 
+STALL_S = 0.1
+"""Idling, while one batch is waited for, that is worth a batch more ahead: a slow shard, not a
+fetch that takes a little longer than another."""
+
 _LEAST_ROUND = 4
 """Deliveries at least over which idling is averaged."""
 
@@ -62,6 +66,7 @@ class Window:
         self.most = max(1, most)
         self.width = max(1, min(start, self.most))
         self.may_widen = True  # false while memory says hold
+        self._stalled_s = 0.0
         self._seen = 0
         self._waits = 0
         self._interval_s = 0.0
@@ -71,18 +76,31 @@ class Window:
     def note(self, delivery: Delivery) -> None:
         """Adapt to one delivery; at most one step a round."""
         self._seen += 1
+        self._stalled_s = 0.0
         self._interval_s += delivery.interval_s
         self._idle_s += delivery.idle_s
         self._least_ready = min(self._least_ready, delivery.ready_left)
         self._waits += delivery.waited_s > 0
         if self._idle_s > 0 and self._seen >= max(_LEAST_ROUND, self.width):
             if self.may_widen and self._idle_s > IDLE_FRAC * self._interval_s:
-                self.width = min(self.most, self.width + max(1, self.width // 4))
+                self._widen()
             self._begin_round()
         elif self._seen >= max(_LEAST_ROUND, ROUNDS * self.width):
             if not self._waits and self._least_ready > LOW_MARK:
                 self.width = max(self.least, self.width - 1)
             self._begin_round()
+
+    def note_stall(self, idle_s: float) -> None:
+        """The consumer waits for one slow batch, and a worker has idled for so long meanwhile.
+
+        No delivery will tell: what is behind the slow one may be made while it lasts.
+        """
+        if self.may_widen and idle_s - self._stalled_s >= STALL_S:
+            self._stalled_s = idle_s
+            self._widen()
+
+    def _widen(self) -> None:
+        self.width = min(self.most, self.width + max(1, self.width // 4))
 
     def set_bounds(self, least: int, most: int) -> None:
         """Other bounds; a window beyond them is brought back at once."""
