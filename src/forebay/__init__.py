@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forebay.memory.budget import Budget
     from forebay.memory.limits import memory_limit, usable_cpus
     from forebay.options import set_default_budget
+    from forebay.workers.randomness import rng
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ __all__ = [
     "WorkerDied",
     "WorkersUnavailable",
     "memory_limit",
+    "rng",
     "set_default_budget",
     "usable_cpus",
 ]
@@ -60,6 +62,7 @@ _HOMES = {
     "DataLoader": "forebay.loader",
     "LoaderStats": "forebay.events",
     "memory_limit": "forebay.memory.limits",
+    "rng": "forebay.workers.randomness",
     "set_default_budget": "forebay.options",
     "usable_cpus": "forebay.memory.limits",
 }

@@ -24,8 +24,8 @@ from forebay.events import Decided, Stance
 from forebay.flow.clock import LOOK_S, URGENT_LOOK_S, Pace
 from forebay.flow.watcher import Watcher
 from forebay.memory.crew_account import WARM_FETCHES, CrewAccount
-from forebay.memory.limits import headroom
-from forebay.memory.planner import PARKED_BYTES, WORKER_BYTES, ZYGOTE_BYTES
+from forebay.memory.limits import headroom, usable_cpus
+from forebay.memory.planner import PARKED_BYTES, WORKER_BYTES, ZYGOTE_BYTES, estimate_threads
 from forebay.memory.policy import (
     GROWN_LEAST_BYTES,
     Act,
@@ -44,6 +44,7 @@ from forebay.memory.policy import (
     WorkerFact,
     find_grown,
 )
+from forebay.memory.readings import CpuUse, FootprintReading, cpu_since
 from forebay.units import format_bytes
 from forebay.workers.messages import Keep
 
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from forebay.flow.scheduler import Scheduler
     from forebay.memory.budget import Budget
     from forebay.memory.probe import Probe
-    from forebay.memory.readings import FootprintReading
     from forebay.workers.crew import WorkerProcess
     from forebay.workers.messages import Done
 
@@ -73,6 +73,12 @@ _BEGIN_S = 0.5
 
 _ASKING_S = 3.0
 """How long the next batch waits for what other loaders were lent. They have 2 s."""
+
+_CPU_S = 1.0
+"""Between two looks at the processor time of workers."""
+
+_CPU_LEAST_FRAC = 0.2
+"""Of it, what workers must have worked together for their waiting to say something."""
 
 _EVENTS = 64
 """Decisions that are kept for `explain()`."""
@@ -118,12 +124,20 @@ class Controller(Watcher):
         self._arena = scheduler.admission.arena
         self._policy = Policy()
         self._pace = Pace()
-        numbers = tuple(worker.number for worker in self._crew.workers)
-        self._account = CrewAccount(ZYGOTE_BYTES, numbers)
+        # Threads have no memory of their own that could be read: they take what they take.
+        self._is_readable = self._crew.zygote_pid > 0
+        numbers = tuple(worker.number for worker in self._crew.workers if self._is_readable)
+        threads_bytes = estimate_threads(len(self._crew.workers))
+        self._account = CrewAccount(ZYGOTE_BYTES if self._is_readable else threads_bytes, numbers)
         self._began_s = time.monotonic()
         self._looked_s = 0.0
         self._pressure_s = 0.0
         self._pressure_frac = 0.0
+        self._cpus = usable_cpus(probe)
+        self._cpu_s = 0.0
+        self._cpu: dict[int, CpuUse] = {}
+        self._cpu_wait_frac = 0.0
+        self._group: tuple[int, int, int] | None = None  # the group, main, the arena: when read
         self._has_trimmed = False
         self._leaving: list[WorkerProcess] = []
         self._asking_since_s: float | None = None  # other loaders of the budget
@@ -167,6 +181,9 @@ class Controller(Watcher):
             return
         self._looked_s = now_s
         self._follow()
+        self._note_cpu(now_s)
+        if is_urgent:
+            self._note_group()
         is_begun = account.is_begun or now_s - self._began_s > _BEGIN_S
         # While processes come and go, readings of one after the other do not fit together.
         is_settled = not self._scheduler.roster.moves.is_busy and not self._leaving
@@ -176,6 +193,9 @@ class Controller(Watcher):
 
     def read(self, now_s: float) -> None:
         """One full reading of the processes: replaces the ledger's guess of the workers."""
+        if not self._is_readable:
+            self._note(now_s, FootprintReading(0, 0, (), complete=True), self._account.idle_bytes)
+            return
         began = time.perf_counter()
         own = self._probe.read_tree([self._crew.zygote_pid])
         # Forks of other loaders share main's pages, too: read alone, each would seem smaller.
@@ -183,6 +203,7 @@ class Controller(Watcher):
         self._pace.note(now_s, time.perf_counter() - began)
         if reading.pids:
             self._note(now_s, reading, reading.count_part(own))
+            self._group = self._read_group(own)
 
     def _follow(self) -> None:
         """The budget follows what the machine has left."""
@@ -226,6 +247,39 @@ class Controller(Watcher):
         self._ledger.workers_least_bytes = self._account.least_bytes
         self._ledger.sync()
 
+    def _read_group(self, own: tuple[int, ...]) -> tuple[int, int, int] | None:
+        """The sum of our memory group if nobody else is in it, main's part, and the arena's."""
+        if len(self._find_zygotes()) != 1:
+            return None
+        group = self._probe.read_own_group((self._main_pid, *own))
+        statm = self._probe.read_statm(self._main_pid)
+        if group is None or statm is None:
+            return None
+        return group, statm.anonymous_bytes, self._arena.read_resident_bytes()
+
+    def _note_group(self) -> None:
+        """What workers have grown by since the last full reading, exact and for 0.1 ms."""
+        if self._group is None:
+            return
+        now = self._read_group(self._probe.read_tree([self._crew.zygote_pid]))
+        if now is not None:
+            group, main, arena = (new - old for new, old in zip(now, self._group, strict=True))
+            self._account.note_growth(group - main - arena)
+            self._book()
+
+    def _note_cpu(self, now_s: float) -> None:
+        """Whether workers at work wait for a processor, now and then."""
+        if now_s - self._cpu_s < _CPU_S:
+            return
+        self._cpu_s = now_s
+        pids = [worker.known_pid for worker in self._crew.workers if worker.known_pid]
+        now = {pid: use for pid, use in self._probe.read_cpu(pids).items() if use is not None}
+        since = [cpu_since(self._cpu[pid], use) for pid, use in now.items() if pid in self._cpu]
+        self._cpu = now
+        waited = sum(use.wait_s or 0.0 for use in since)
+        worked = sum(use.run_s for use in since) + waited
+        self._cpu_wait_frac = waited / worked if worked > _CPU_LEAST_FRAC * _CPU_S else 0.0
+
     def _count_wanted(self) -> int:
         if not self._scheduler.is_short:
             return 0
@@ -236,8 +290,8 @@ class Controller(Watcher):
     def note_report(self, worker: WorkerProcess, done: Done) -> None:
         """A worker has said how large it is: what it grew by counts at once."""
         self._asking_since_s = None
-        self._account.note_report(worker.number, done.made, done.faults)
-        self._book()
+        if self._account.note_report(worker.number, done.made, done.faults):
+            self._book()
 
     def estimate_step(self, worker: WorkerProcess) -> int:
         """What one more fetch will make a worker grow by."""
@@ -245,7 +299,8 @@ class Controller(Watcher):
 
     def note_dispatch(self) -> None:
         """What a ticket will add counts before it is begun."""
-        self._book()
+        if self._account.has_steps:
+            self._book()
 
     def note_move(self, move: Move) -> None:
         """Another process has other memory."""
@@ -330,6 +385,8 @@ class Controller(Watcher):
             ready_bytes=ready,
             asked_bytes=seat.asked_bytes or (ready if seat.must_give_way else 0),
             pressure_frac=self._read_pressure(now_s),
+            cpu_wait_frac=self._cpu_wait_frac,
+            cpus=self._cpus,
             is_waiting=is_waiting,
             is_short=self._scheduler.is_short,
             is_idle=seat.is_idle,

@@ -49,6 +49,7 @@ from forebay.memory.planner import (
     ZYGOTE_BYTES,
     CrewPlan,
     Lessons,
+    estimate_threads,
     split_streams,
 )
 from forebay.memory.probe import Probe
@@ -88,7 +89,8 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 def _find_zygotes() -> list[int]:
     """The templates of all engines of this process."""
-    return [engine.crew.zygote_pid for engine in list(_engines)]
+    pids = [engine.crew.zygote_pid for engine in list(_engines)]
+    return [pid for pid in pids if pid]  # threads have none
 
 
 @atexit.register
@@ -123,7 +125,8 @@ class Engine:
         seat = take_seat(plan, job.num_streams)
         try:
             crew_plan = decide_crew(plan, seat, job.num_streams)
-            self.arena = Arena(decide_reserve(plan.budget, seat.whole_bytes, Probe()))
+            reserve_bytes = decide_reserve(plan.budget, seat.whole_bytes, Probe())
+            self.arena = Arena(reserve_bytes, is_private=crew_plan.in_threads)
         except BaseException:
             seat.leave()
             raise
@@ -150,7 +153,9 @@ class Engine:
         self.ledger.sync()
         try:
             streams_of = split_streams(job.num_streams, crew_plan.workers)
-            self.crew = start_crew(context, job, self.arena, streams_of)
+            self.crew = start_crew(
+                context, job, self.arena, streams_of, in_threads=crew_plan.in_threads
+            )
         except BaseException:
             self.arena.close()
             seat.leave()
@@ -422,6 +427,7 @@ class Engine:
                 lost_bytes=self.lender.lost_bytes,
                 batch_bytes=self.admission.totals.estimate_next(),
                 making_bytes=self.admission.makings.largest_bytes,
+                objects_bytes=self.admission.objects_bytes,
                 width=scheduler.window.width,
                 most=scheduler.window.most,
                 evictions=self.admission.evictions,
@@ -507,6 +513,8 @@ class _Tally:
 
 def _guess_workers(plan: CrewPlan) -> int:
     """What zygote and workers may take, before anything was read."""
+    if plan.in_threads:
+        return estimate_threads(plan.workers)
     parked = max(0, plan.workers - plan.tokens)
     return ZYGOTE_BYTES + plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
 

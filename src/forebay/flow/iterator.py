@@ -15,6 +15,7 @@ from forebay.flow.engine import Engine, Legacy
 from forebay.flow.plan import Plan
 from forebay.memory.planner import Lessons
 from forebay.workers.crew import WorkerProcess
+from forebay.workers.randomness import Generators, entered_here
 from forebay.workers.streams import RandomState, mix_seed, seed_generators
 
 
@@ -98,12 +99,13 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
         super().__init__(loader)
         self._seeding = seeding
         self._note = note
-        self._main_state: RandomState | None = None
+        self._own = Generators(int(self._base_seed), 0)  # the one stream's: `forebay.rng()`
 
     def _next_data(self) -> Any:
-        data = (
-            self._next_seeded() if self._seeding == "batch" else super()._next_data()  # type: ignore[no-untyped-call]
-        )
+        with entered_here(self._own):
+            data = (
+                self._next_seeded() if self._seeding == "batch" else super()._next_data()  # type: ignore[no-untyped-call]
+            )
         self._note(data)
         return data
 
@@ -111,7 +113,9 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
         index = self._next_index()  # type: ignore[no-untyped-call] # the sampler draws from main's generators
         main = RandomState.take()
         try:
-            seed_generators(mix_seed(int(self._base_seed), 0, self._num_yielded), 0)
+            seed = mix_seed(int(self._base_seed), 0, self._num_yielded)
+            seed_generators(seed, 0)
+            self._own.reseed(seed, 0)
             data = self._dataset_fetcher.fetch(index)
         finally:
             main.put()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forebay.errors import BudgetTooSmall
 from forebay.flow.flight import Settings
@@ -21,7 +21,9 @@ from forebay.memory.planner import (
     ZYGOTE_BYTES,
     CrewPlan,
     TooSmall,
+    estimate_threads,
     plan_crew,
+    plan_threads,
 )
 from forebay.memory.policy import PROMISED_FRAC
 from forebay.memory.probe import Probe
@@ -89,6 +91,8 @@ def take_seat(plan: Plan, num_streams: int) -> Seat:
     """
     streams = 1 if plan.may_merge else num_streams
     least = ZYGOTE_BYTES + WORKER_BYTES + PARKED_BYTES * (streams - 1)
+    if plan.backend == "thread" or (plan.backend == "auto" and plan.budget.size_bytes < least):
+        least = estimate_threads(num_streams)
     seat = plan.budget.sit(least)
     if not seat.is_alone:
         wish = ZYGOTE_BYTES + 2 * WORKER_BYTES * num_streams
@@ -106,19 +110,25 @@ def _wait_for_room(seat: Seat, size_bytes: int, patience_s: float) -> None:
 
 
 def decide_crew(plan: Plan, seat: Seat, num_streams: int) -> CrewPlan:
-    """How many processes carry the streams.
+    """How many processes or threads carry the streams.
 
     Raises:
         BudgetTooSmall: Not even one worker fits.
     """
-    planned = plan_crew(seat.allowance_bytes, num_streams, may_merge=plan.may_merge)
+    planned: CrewPlan | TooSmall
+    if plan.backend == "thread":
+        planned = plan_threads(seat.allowance_bytes, num_streams)
+    else:
+        planned = plan_crew(seat.allowance_bytes, num_streams, may_merge=plan.may_merge)
+        if isinstance(planned, TooSmall) and plan.backend == "auto":
+            planned = plan_threads(seat.allowance_bytes, num_streams, instead_of=planned)
     if isinstance(planned, TooSmall):
         needed = int(planned.needed_bytes / PROMISED_FRAC) + 1
         raise BudgetTooSmall.about(seat.whole_bytes, needed, 0, plan.batch_size)
     most = plan.max_workers if plan.may_merge and plan.max_workers else num_streams
     workers = min(planned.workers, most)
     tokens = min(planned.tokens, plan.max_tokens or num_streams, workers)
-    return CrewPlan(workers, tokens, planned.because)
+    return replace(planned, workers=workers, tokens=tokens)
 
 
 def make_order(plan: Plan, job: Job) -> Order:
@@ -144,8 +154,9 @@ def make_settings(plan: Plan, seat: Seat, job: Job, crew_plan: CrewPlan) -> Sett
         in_order=plan.in_order,
         batch_size=plan.batch_size,
         tokens=crew_plan.tokens,
-        may_move=plan.may_move,
-        may_merge=plan.may_merge,
+        # A thread would leave nothing behind, and sharing one would save next to nothing.
+        may_move=plan.may_move and not crew_plan.in_threads,
+        may_merge=plan.may_merge and not crew_plan.in_threads,
         most_workers=min(job.num_streams, plan.max_workers or job.num_streams),
         keep_bytes=_decide_heap_share(seat.whole_bytes, crew_plan.workers),
     )

@@ -53,6 +53,9 @@ each reading. Above, a tenth: a reading may fall into a moment when all was copi
 _TELLING_BYTES = MIB
 """Faults of less say nothing about the ratio."""
 
+_STEP_BYTES = 64 * 1024
+"""Growth a fetch that is worth counting before it happens: 16 pages."""
+
 _STEP_DECAY = 0.75
 """How fast a large step is forgotten: what was copied once is not copied again."""
 
@@ -125,6 +128,10 @@ class WorkerAccount:
         """Whether it has made a batch and no reading has seen it."""
         return self._faults is not None and not self._private
 
+    def is_quiet(self, faults: int) -> bool:
+        """Whether it has had no fault since it spoke last, and was not growing then."""
+        return faults == self._faults and self.step_bytes < _STEP_BYTES
+
     @property
     def has_reported(self) -> bool:
         """Whether it has made a batch."""
@@ -181,11 +188,13 @@ class CrewAccount:
         least_bytes: The least that all were ever seen to take, less what they had grown by.
         ratio: Part of the page faults that is growth.
         growth_bytes_per_s: How fast the whole grows by readings; 0 while it does not.
+        has_steps: Whether tickets make workers grow, so that each counts.
     """
 
     def __init__(self, rest_bytes: int, numbers: tuple[int, ...]) -> None:
         self.ratio = _FIRST_RATIO
         self.growth_bytes_per_s = 0.0
+        self.has_steps = False
         self._rest_bytes = rest_bytes
         self._rests: deque[int] = deque(maxlen=2)
         self._workers = {number: WorkerAccount() for number in numbers}
@@ -237,16 +246,20 @@ class CrewAccount:
         return sum(worker.estimate_fresh(self.ratio) for worker in self._workers.values())
 
     def grown_of(self, number: int) -> int:
-        """What replacing one worker would free."""
-        return self._workers[number].estimate_grown(self.ratio)
+        """What replacing one worker would free; nothing for a thread, which is in no book."""
+        worker = self._workers.get(number)
+        return 0 if worker is None else worker.estimate_grown(self.ratio)
 
     def step_of(self, number: int) -> int:
         """What one more fetch will make a worker grow by."""
-        return self._workers[number].step_bytes
+        worker = self._workers.get(number)
+        return 0 if worker is None else worker.step_bytes
 
     def is_estimated(self, number: int) -> bool:
         """Whether a good part of that was neither read nor said."""
-        worker = self._workers[number]
+        worker = self._workers.get(number)
+        if worker is None:
+            return False
         return self.ratio * worker.copied_bytes > max(worker.kept_bytes, _TELLING_BYTES)
 
     def estimate_coming(self, flights: Mapping[int, int]) -> int:
@@ -267,8 +280,8 @@ class CrewAccount:
 
     # -- what is learned --------------------------------------------------------------------
 
-    def note_report(self, number: int, made: tuple[int, int] | None, faults: int) -> None:
-        """What a worker said after a fetch.
+    def note_report(self, number: int, made: tuple[int, int] | None, faults: int) -> bool:
+        """What a worker said after a fetch. Returns whether the book is another one now.
 
         Args:
             number: The worker.
@@ -277,8 +290,11 @@ class CrewAccount:
             faults: Its minor page faults since it began.
         """
         worker = self._workers.get(number)
-        if worker is not None:
-            worker.note_report(made, faults, self.ratio)
+        if worker is None or (made is None and worker.is_quiet(faults)):
+            return False
+        worker.note_report(made, faults, self.ratio)
+        self.has_steps = any(each.step_bytes >= _STEP_BYTES for each in self._workers.values())
+        return True
 
     def note_reading(
         self,
@@ -324,6 +340,13 @@ class CrewAccount:
             least = min(self._leasts)
             self.least_bytes = least if not self._is_least_read else min(self.least_bytes, least)
             self._is_least_read = True
+
+    def note_growth(self, grown_bytes: int) -> None:
+        """What all have grown by since the last full reading, known from elsewhere."""
+        kept = sum(worker.kept_bytes for worker in self._workers.values())
+        copied = sum(worker.copied_bytes for worker in self._workers.values())
+        if copied >= _TELLING_BYTES:
+            self._learn_ratio((grown_bytes - kept) / copied)
 
     def _learn_ratio(self, ratio: float) -> None:
         decay = 0.5 if ratio < _CHURN_RATIO else 0.9

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import final
 
-from forebay.units import MIB
+from forebay.units import KIB, MIB, format_bytes
 
 ZYGOTE_BYTES = 5 * MIB
 """First guess of the template's private memory. Measured with torch 2.13 and Python 3.11
@@ -22,6 +22,9 @@ WORKER_BYTES = 8 * MIB
 PARKED_BYTES = 6 * MIB
 """First guess of a worker between fetches: pages copied because their objects were touched
 stay with it. Measured: 5 MiB."""
+
+THREAD_BYTES = 256 * KIB
+"""A worker thread: the part of its stack that is used, and its share of the C allocator."""
 
 _WORKERS_FRAC = 0.5
 """Most of a budget that workers may take before streams share processes: what is left must
@@ -115,17 +118,19 @@ class Lessons:
 
 @dataclass(frozen=True, slots=True)
 class CrewPlan:
-    """How many worker processes carry the streams, and how many fetch at once.
+    """How many workers carry the streams, and how many fetch at once.
 
     Attributes:
-        workers: Processes.
+        workers: Processes, or threads.
         tokens: Fetches at once, at most `workers`.
-        because: Why they are fewer than asked for; empty when they are not.
+        because: Why they are fewer, or others, than asked for; empty when they are not.
+        in_threads: Whether they are threads of this process.
     """
 
     workers: int
     tokens: int
     because: str
+    in_threads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,33 @@ def plan_crew(budget_bytes: int, num_streams: int, *, may_merge: bool) -> CrewPl
     elif tokens < workers:
         because = f"the budget carries {tokens} fetch(es) at once, not {workers}"
     return CrewPlan(workers, tokens, because)
+
+
+def plan_threads(
+    budget_bytes: int, num_streams: int, instead_of: TooSmall | None = None
+) -> CrewPlan | TooSmall:
+    """The same with a thread of this process for each stream.
+
+    Args:
+        budget_bytes: All that may exist.
+        num_streams: torch's `num_workers`.
+        instead_of: Why there are no processes, if they would be preferred.
+    """
+    needed = estimate_threads(num_streams)
+    if budget_bytes < needed:
+        return TooSmall(needed)
+    because = ""
+    if instead_of is not None:
+        because = (
+            f"a worker process with its template takes {format_bytes(instead_of.needed_bytes)}, "
+            "more than the budget has for it: threads of this process make the batches"
+        )
+    return CrewPlan(num_streams, num_streams, because, in_threads=True)
+
+
+def estimate_threads(threads: int) -> int:
+    """What so many worker threads take, idle."""
+    return THREAD_BYTES * threads
 
 
 def split_streams(num_streams: int, workers: int) -> tuple[tuple[int, ...], ...]:

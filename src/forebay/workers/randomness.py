@@ -12,8 +12,10 @@ worker processes, worker threads and torch's loader.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
+from collections.abc import Iterator
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -174,6 +176,17 @@ def enter_stream(own: Generators | None) -> None:
 def enter_stream_in_thread(own: Generators | None) -> None:
     """The same for this thread alone."""
     _thread.own = own
+
+
+@contextlib.contextmanager
+def entered_here(own: Generators) -> Iterator[None]:
+    """Have this thread run the stream that has `own`, for as long as one batch takes."""
+    before: Generators | None = getattr(_thread, "own", None)
+    _thread.own = own
+    try:
+        yield
+    finally:
+        _thread.own = before
 
 
 def _find_of_process() -> Generators:

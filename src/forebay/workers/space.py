@@ -26,7 +26,9 @@ class Mapping:
 
     def __init__(self, mapping: mmap.mmap) -> None:
         self._mapping = mapping
-        self.address = torch.frombuffer(mapping, dtype=torch.uint8, count=1).data_ptr()
+        # Kept: while it lives nobody can unmap what a worker thread may still write to.
+        self._anchor = torch.frombuffer(mapping, dtype=torch.uint8, count=1)
+        self.address = self._anchor.data_ptr()
 
     def tensor(self, offset: int, length: int) -> torch.Tensor:
         """`length` bytes at `offset`, flat, as a storage of their own."""

@@ -1,7 +1,7 @@
 """The worker: tasks in, batches out.
 
-Covers: the life of one worker process from its fork to its end, and making one batch.
-Does not cover: who forks it (zygote.py), which task it gets when (flow/scheduler.py).
+Covers: the life of one worker from its start to its end, and making one batch. Does not
+cover: who starts it (zygote.py, threads.py), which task it gets when (flow/scheduler.py).
 
 Letters F and G of the way of a batch: fetch samples, collate into the block, say `Done`,
 or `Need` when the block is too small and wait for a larger one. A worker allocates nothing
@@ -15,7 +15,7 @@ import pickle
 import signal
 import socket
 from collections import deque
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
@@ -45,7 +45,10 @@ from forebay.workers.messages import (
 )
 from forebay.workers.rows import Rows, plan_rows
 from forebay.workers.space import Mapping, Space, estimate_size
-from forebay.workers.streams import Stream, Streams, seed_generators
+from forebay.workers.streams import Stream, Streams
+
+if TYPE_CHECKING:
+    from forebay.workers.threads import ThreadChannel
 
 HEAD_BYTES = 64 * 1024
 """A structure longer than this travels in the block, where it is counted."""
@@ -76,7 +79,7 @@ def run_worker(sock: socket.socket, job: Job, streams: tuple[int, ...], mapping:
     torch_compat.stack_privately_here()
     channel = Channel(sock, is_blocking=True)
     try:
-        _Worker(channel, job, streams, mapping).serve()
+        Worker(channel, job, streams, mapping).serve()
     except KeyboardInterrupt:
         pass  # the main process raises it where the user sees it
     except ChannelClosed:
@@ -86,14 +89,32 @@ def run_worker(sock: socket.socket, job: Job, streams: tuple[int, ...], mapping:
 
 
 @final
-class _Worker:
+class Worker:
+    """One worker, in a process of its own or in a thread of the training process.
+
+    Args:
+        channel: Its connection to main.
+        job: What it makes.
+        streams: Which it carries.
+        mapping: Where it puts results.
+        in_thread: Then it touches nothing that belongs to the whole process.
+    """
+
     def __init__(
-        self, channel: Channel, job: Job, streams: tuple[int, ...], mapping: Mapping
+        self,
+        channel: Channel | ThreadChannel,
+        job: Job,
+        streams: tuple[int, ...],
+        mapping: Mapping,
+        *,
+        in_thread: bool = False,
     ) -> None:
-        self._channel = channel
+        self.channel = channel
         self._job = job
         self._mapping = mapping
-        self._streams = Streams(job, streams)
+        self._in_thread = in_thread
+        self._listed_bytes = 0  # what the batch at hand lay in on the heap
+        self._streams = Streams(job, streams, in_thread=in_thread)
         self._is_iterable = torch_compat.is_iterable_kind(job.kind)
         # Messages read while waiting for room; served before the channel is read again.
         self._inbox: deque[Any] = deque()
@@ -104,6 +125,11 @@ class _Worker:
         self._heads: dict[Any, bytes] = {}  # outline of a batch -> its pickled structure
 
     def serve(self) -> None:
+        """Serve tasks until told to retire.
+
+        Raises:
+            ChannelClosed: Nobody is there any more, or it was told to leave at once.
+        """
         self._streams.start_all()
         while True:
             message = self._next_message()
@@ -115,7 +141,7 @@ class _Worker:
                 self._keep_bytes = message.heap_bytes
                 trim_heap()
             elif isinstance(message, HandOver):
-                self._channel.send(Handed(self._streams.hand_over(message.streams)))
+                self.channel.send(Handed(self._streams.hand_over(message.streams)))
             elif isinstance(message, Adopt):
                 self._streams.adopt(message.streams)
             elif isinstance(message, Retire):
@@ -123,8 +149,8 @@ class _Worker:
                 return
 
     def _next_message(self) -> Any:
-        if not self._inbox or self._channel.has_waiting():
-            for message in self._channel.receive():
+        if not self._inbox or self.channel.has_waiting():
+            for message in self.channel.receive():
                 self._put_aside(message)
         return self._inbox.popleft()
 
@@ -136,8 +162,9 @@ class _Worker:
     # -- one task -------------------------------------------------------------------------
 
     def _run(self, task: Task) -> None:
-        if task.is_metered:
+        if task.is_metered and not self._in_thread:
             self._meter.start()
+        self._listed_bytes = 0
         stopped: StopIteration | None = None
         answer: Done | Failed | StreamEnd
         try:
@@ -150,16 +177,23 @@ class _Worker:
             answer = Failed(task.serial, _wrap_error(task.stream))
         if stopped is not None:
             answer = Failed(task.serial, _wrap_stopped(stopped, task.stream))
-        if task.is_metered and isinstance(answer, Done):
+        if isinstance(answer, Done):
+            self._report(task, answer)
+        else:
+            self.channel.send(answer)
+
+    def _report(self, task: Task, done: Done) -> None:
+        """Say `Done`, and what making it took."""
+        if self._in_thread:
+            # Meters read a whole process, which is the training code's: this is arithmetic.
+            self.channel.send(done._replace(made=Made(self._listed_bytes, 0)))
+        elif task.is_metered:
             making = self._meter.stop()
             made = Made(making.peak_bytes, making.private_bytes)
-            answer = answer._replace(made=made, faults=read_faults())
-            self._channel.send(answer)
+            self.channel.send(done._replace(made=made, faults=read_faults()))
             self._trim_if_above_share(making.private_bytes)
         else:
-            if isinstance(answer, Done):
-                answer = answer._replace(faults=read_faults())
-            self._channel.send(answer)
+            self.channel.send(done._replace(faults=read_faults()))
 
     def _trim_if_above_share(self, private_bytes: int) -> None:
         """Give back what the C allocator keeps, when it keeps more than its share."""
@@ -177,7 +211,7 @@ class _Worker:
         if stream.has_ended:
             return StreamEnd(task.serial, task.stream)
         if task.seed is not None:
-            seed_generators(task.seed, 0)
+            self._streams.seed_batch(stream, task.seed)
         space = Space(self._mapping, task.offset, task.capacity_bytes)
         try:
             if task.capacity_bytes == DISCARD:
@@ -192,9 +226,11 @@ class _Worker:
 
     def _fetch(self, task: Task, stream: Stream, space: Space) -> Done:
         if not (self._job.has_default_collate and self._job.auto_collation):
-            return self._pack(task, stream.fetcher.fetch(task.indices), space)
-        if not self._is_iterable and getattr(self._job.dataset, "__getitems__", None):
-            samples = self._job.dataset.__getitems__(task.indices)
+            # While it is collated there are the samples and the batch.
+            copies = 2 if self._job.auto_collation else 1
+            return self._pack(task, stream.fetcher.fetch(task.indices), space, copies)
+        if not self._is_iterable and getattr(stream.dataset, "__getitems__", None):
+            samples = stream.dataset.__getitems__(task.indices)
             return self._pack(task, _collate_list(samples, space), space)
         return self._fetch_by_rows(task, stream, space)
 
@@ -274,7 +310,7 @@ class _Worker:
     def _iterate(self, task: Task, stream: Stream) -> Any:
         """The samples of a task, one at a time, in torch's order of calls."""
         if not self._is_iterable:
-            return _iterate_map(self._job.dataset, task.indices)
+            return _iterate_map(stream.dataset, task.indices)
         return _iterate_stream(stream.fetcher, len(task.indices))
 
     def _refuse_short(self, task: Task, count: int) -> None:
@@ -283,8 +319,11 @@ class _Worker:
 
     # -- the result -------------------------------------------------------------------------
 
-    def _pack(self, task: Task, batch: Any, space: Space) -> Done:
-        return self._ship(task, encode(batch), space)
+    def _pack(self, task: Task, batch: Any, space: Space, copies: int = 1) -> Done:
+        """A batch that was collated from a list; `copies` of it were on the heap at once."""
+        encoded = encode(batch)
+        self._listed_bytes = copies * sum(buffer.nbytes for buffer in encoded.buffers)
+        return self._ship(task, encoded, space)
 
     def _ship(self, task: Task, encoded: Encoded, space: Space) -> Done:
         head = encoded.head
@@ -313,10 +352,10 @@ class _Worker:
 
     def _ask_for_room(self, task: Task, size_bytes: int) -> Space:
         """A block that is large enough; tasks that arrive meanwhile wait in the inbox."""
-        self._channel.send(Need(task.serial, size_bytes))
+        self.channel.send(Need(task.serial, size_bytes))
         room: Room | None = None
         while room is None:
-            for message in self._channel.receive():
+            for message in self.channel.receive():
                 if isinstance(message, Room) and message.serial == task.serial:
                     room = message
                 else:
