@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import final
 
 import pytest
 
@@ -22,27 +25,76 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-@pytest.fixture
-def memory_group() -> Iterator[Callable[[int], Path]]:
-    """Makes a real memory group with a limit; a child enters it by its cgroup.procs."""
-    made: list[Path] = []
+@final
+class Groups:
+    """Real groups of one's own; they go when the test ends."""
 
-    def make(limit_bytes: int) -> Path:
+    def __init__(self) -> None:
+        self._made: list[Path] = []
+
+    def memory(self, limit_bytes: int, above: Path | None = None) -> Path:
+        """One with a memory limit, below the group `above` or the root."""
         version_1 = (CGROUP / "memory" / "memory.limit_in_bytes").exists()
-        mount = CGROUP / "memory" if version_1 else CGROUP
-        group = mount / f"forebay-test-{os.getpid()}-{next(_serial)}"
+        name = "memory.limit_in_bytes" if version_1 else "memory.max"
+        return self._make("memory", version_1, above, {name: str(limit_bytes)})
+
+    def cpu(self, cpus: float) -> Path:
+        """One with a CPU quota."""
+        version_1 = (CGROUP / "cpu" / "cpu.cfs_quota_us").exists() or (CGROUP / "cpu").is_dir()
+        quota_us = int(cpus * 100_000)
+        settings = {"cpu.max": f"{quota_us} 100000"}
+        if version_1:
+            settings = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": str(quota_us)}
+        return self._make("cpu", version_1, None, settings)
+
+    def _make(
+        self, controller: str, version_1: bool, above: Path | None, settings: dict[str, str]
+    ) -> Path:
+        mount = CGROUP / controller if version_1 else CGROUP
+        group = (above or mount) / f"forebay-test-{os.getpid()}-{next(_serial)}"
         try:
+            if not version_1:  # a group has what the one above it hands down
+                (group.parent / "cgroup.subtree_control").write_text(f"+{controller}")
             group.mkdir()
-            made.append(group)
-            name = "memory.limit_in_bytes" if version_1 else "memory.max"
-            (group / name).write_text(str(limit_bytes))
+            self._made.append(group)
+            for name, text in settings.items():
+                (group / name).write_text(text)
         except OSError as error:
-            give_up(f"cannot make a memory group at {group}: {error.strerror}; run as root")
+            give_up(f"cannot make a {controller} group at {group}: {error.strerror}; run as root")
         return group
 
-    yield make
-    for group in made:
-        group.rmdir()
+    def remove(self) -> None:
+        for group in reversed(self._made):
+            group.rmdir()
+
+
+@pytest.fixture
+def groups() -> Iterator[Groups]:
+    """Makes real groups; a child enters one by its cgroup.procs."""
+    groups = Groups()
+    yield groups
+    groups.remove()
+
+
+@pytest.fixture
+def memory_group(groups: Groups) -> Callable[[int], Path]:
+    """Makes a real memory group with a limit."""
+    return groups.memory
+
+
+def run_inside(code: str, *places: Path, prefix: str = "") -> bytes:
+    """The output of a fresh interpreter that was in the groups `places` before it began.
+
+    Args:
+        code: What it runs; without single quotes.
+        places: Folders of groups.
+        prefix: A command that starts the interpreter, such as `taskset -c 0`.
+    """
+    enter = "".join(f"echo $$ > {place}/cgroup.procs && " for place in places)
+    command = f"{enter}exec {prefix} {sys.executable} -c '{code}'"
+    answer = subprocess.run(["sh", "-c", command], capture_output=True, timeout=100, check=False)
+    assert not answer.returncode, answer.stderr.decode()
+    return answer.stdout
 
 
 def give_up(reason: str) -> None:

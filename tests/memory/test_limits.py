@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -250,26 +246,15 @@ def test_usable_cpus_are_between_one_and_the_affinity(
     assert 1 <= decide_cpus(affinity, said) <= affinity
 
 
-ENTERED = """
-import json
-from forebay.memory.limits import headroom, memory_limit
-from forebay.memory.probe import Probe
-probe = Probe()
-before = headroom(probe).bytes
-held = b"x" * (200 << 20)
-limit = memory_limit(probe)
-print(json.dumps([limit.bytes, limit.source, before - headroom(probe).bytes]))
-"""
+def test_a_quota_of_max_below_a_quota_is_that_quota(tree: Tree) -> None:
+    tree.member("2:cpu,cpuacct:/a/b", "3:cpuset:/a")
+    for path, quota_us in (("/a/b", -1), ("/a", 250_000)):
+        tree.write(f"cgroup/cpu,cpuacct{path}/cpu.cfs_quota_us", quota_us)
+        tree.write(f"cgroup/cpu,cpuacct{path}/cpu.cfs_period_us", 100_000)
+    tree.write("cgroup/cpuset/a/cpuset.cpus", "0-15")
+    assert decide_cpus(64, tree.probe.read_cpu_groups()) == 3
 
 
-@pytest.mark.cgroup
-def test_a_process_in_a_real_group_finds_its_limit_and_what_it_used(
-    memory_group: Callable[[int], Path],
-) -> None:
-    group = memory_group(900 * MIB)
-    enter = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} -c '{ENTERED}'"
-    answer = subprocess.run(["sh", "-c", enter], capture_output=True, timeout=60, check=True)
-    limit_bytes, source, used_bytes = json.loads(answer.stdout)
-    assert limit_bytes == 900 * MIB
-    assert source.startswith(f"cgroup /{group.name} memory.")
-    assert used_bytes == pytest.approx(200 * MIB, rel=0.05)
+def test_what_python_was_told_counts(monkeypatch: pytest.MonkeyPatch, tree: Tree) -> None:
+    monkeypatch.setattr(os, "process_cpu_count", lambda: 1, raising=False)
+    assert usable_cpus(tree.probe) == 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 from forebay.memory.probe import MemoryEvents
 from forebay.memory.readings import events_since
 from forebay.units import MIB
+from tests.memory.conftest import run_inside
 from tests.memory.trees import Tree
 
 COUNTS = st.integers(0, 1 << 64)
@@ -219,14 +218,6 @@ def test_without_groups_nothing_is_told(tree: Tree) -> None:
 # ---------------------------------------------------------------- on the machine
 
 
-def run_inside(group: Path, code: str) -> bytes:
-    """The output of a fresh interpreter that was in `group` before it began."""
-    enter = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} -c '{code}'"
-    answer = subprocess.run(["sh", "-c", enter], capture_output=True, timeout=60, check=False)
-    assert not answer.returncode, answer.stderr.decode()
-    return answer.stdout
-
-
 GROWN = """
 import os
 from forebay.memory.probe import Probe
@@ -252,7 +243,7 @@ print(alone, grown)
 
 @pytest.mark.cgroup
 def test_a_real_group_tells_what_a_child_added_to_it(memory_group: Callable[[int], Path]) -> None:
-    alone, grown_bytes = run_inside(memory_group(900 * MIB), GROWN).split()
+    alone, grown_bytes = run_inside(GROWN, memory_group(900 * MIB)).split()
     assert alone == b"None"
     assert int(grown_bytes) == pytest.approx(100 * MIB, abs=3 * MIB)
 
@@ -280,8 +271,7 @@ print(json.dumps([status, now.oom_kills - before.oom_kills, now.max - before.max
 def test_a_real_kill_and_the_limit_that_was_met_are_told(
     memory_group: Callable[[int], Path],
 ) -> None:
-    group = memory_group(200 * MIB)
-    status, kills, limit_met = json.loads(run_inside(group, KILLED))
+    status, kills, limit_met = json.loads(run_inside(KILLED, memory_group(200 * MIB)))
     assert os.WTERMSIG(status) == 9
     assert kills == 1
     assert limit_met > 0

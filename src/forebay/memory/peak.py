@@ -26,6 +26,7 @@ from forebay.memory.readings import Making, Roots
 
 _STATUS_BYTES = 8192
 _RESET_PEAK = b"5"
+_STATUS_CLOSED = "status cannot be read: peaks are not measured"
 _CLEAR_REFS_CLOSED = "clear_refs is closed: peaks miss what a fetch freed again"
 
 
@@ -156,7 +157,7 @@ class PeakMeter:
         self._status = _Descriptor.try_open(self._roots.proc / "self/status", os.O_RDONLY)
         self._clear = _Descriptor.try_open(self._roots.proc / "self/clear_refs", os.O_WRONLY)
         if self._status is None:
-            self._degraded = "status cannot be read: peaks are not measured"
+            self._degraded = _STATUS_CLOSED
         elif self._clear is None:
             self._degraded = _CLEAR_REFS_CLOSED
 
@@ -171,7 +172,12 @@ class PeakMeter:
             self._degraded = _CLEAR_REFS_CLOSED
 
     def _read(self) -> _Resident:
-        text = os.pread(self._status.fd, _STATUS_BYTES, 0) if self._status else b""
+        try:
+            text = os.pread(self._status.fd, _STATUS_BYTES, 0) if self._status else b""
+        except OSError:
+            text = b""
+        if not text:
+            self._degraded = _STATUS_CLOSED
         fields = parse_fields(text.decode("ascii", errors="replace"), _LINES)
         return _Resident(*(fields.get(name, 0) for name in _LINES))
 

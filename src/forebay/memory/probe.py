@@ -13,8 +13,10 @@ so a test puts a made-up tree under `Roots` and owns the machine.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import final
 
@@ -22,7 +24,7 @@ import psutil
 
 from forebay.memory import cgroup, own_groups
 from forebay.memory.cpu_use import read_cpu_use
-from forebay.memory.kernel_files import KernelFiles, parse_fields
+from forebay.memory.kernel_files import KernelFiles, parse_fields, parse_int
 from forebay.memory.peak import PeakMeter, trim_heap
 from forebay.memory.readings import (
     CgroupReading,
@@ -102,11 +104,12 @@ class Probe:
         The second case adds a reason to `degraded`. Costs about 16 ms a resident GiB
         (the kernel walks the page tables), under 0.2 ms for a small process.
         """
-        rollup = self._roots.proc / str(pid) / "smaps_rollup"
+        rollup = f"{self._roots.proc}/{pid}/smaps_rollup"
         text = self._files.read(rollup)
         if text is not None:
             return self._parse_rollup(pid, parse_fields(text, _ROLLUP)) if text else None
-        if rollup.exists() or not self._is_alive(pid):
+        is_shown = not self._is_linux() or not _is_absent(f"{self._roots.proc}/{pid}")
+        if not _is_absent(rollup) or not is_shown or not self._is_alive(pid):
             return None
         self._files.note("no smaps_rollup here: unique bytes of psutil stand in for shares")
         return _read_unique(pid)
@@ -161,14 +164,14 @@ class Probe:
     def read_statm(self, pid: int | str = "self") -> StatmReading | None:
         """The cheap reading of `pid` (some 10 us); None when it is not there."""
         text = self._files.read(self._roots.proc / str(pid) / "statm") or ""
-        fields = text.split()[:3]
-        if len(fields) == 3 and all(field.isdecimal() for field in fields):  # noqa: PLR2004
-            return StatmReading(*(int(field) * _PAGE_BYTES for field in fields))
+        pages = [number for word in text.split()[:3] if (number := parse_int(word)) is not None]
+        if len(pages) == 3:  # noqa: PLR2004 - all, resident, shared
+            return StatmReading(*(max(0, number) * _PAGE_BYTES for number in pages))
         if self._is_linux():
             return None
         try:
             info = psutil.Process(None if pid == "self" else int(pid)).memory_info()
-        except psutil.Error:
+        except (psutil.Error, OSError):
             return None
         return StatmReading(info.vms, info.rss, 0)
 
@@ -194,7 +197,11 @@ class Probe:
         fields = self._files.read_fields(self._roots.proc / "meminfo", "MemTotal", "MemAvailable")
         if len(fields) == 2:  # noqa: PLR2004 - both were found
             return HostReading(fields["MemTotal"], fields["MemAvailable"])
-        seen = psutil.virtual_memory()
+        try:
+            seen = psutil.virtual_memory()
+        except (psutil.Error, OSError, ValueError):  # on Linux it reads /proc as well
+            self._files.note("meminfo cannot be read: file cache counts as used memory")
+            return _read_free_pages()
         return HostReading(seen.total, seen.available)
 
     def read_pressure(self) -> Pressure | None:
@@ -253,10 +260,14 @@ class Probe:
         return cgroup.read_cpu_groups(self._files, self._roots, pid)
 
     def read_affinity(self) -> int:
-        """The number of CPUs this process may be scheduled on."""
+        """The number of CPUs this process may be scheduled on.
+
+        From Python 3.13 on not more than the user has told Python (PYTHON_CPU_COUNT).
+        """
+        told = [getattr(os, "process_cpu_count", os.cpu_count)() or 1]
         if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
+            told.append(len(os.sched_getaffinity(0)))
+        return min(told)
 
     def read_rlimits(self) -> RlimitReading:
         """Soft limits of this process; all None where the system has no such thing."""
@@ -321,9 +332,10 @@ class Probe:
             return [] if gone else None
         for task in tasks:
             text = self._files.read(task / "children")
-            if text is None and task.exists():
+            if text is None and not _is_absent(str(task)):
                 return None
-            children += [int(child) for child in (text or "").split() if child.isdecimal()]
+            found = map(parse_int, (text or "").split())
+            children += [child for child in found if child is not None and child > 0]
         return children
 
     def _scan_parents(self) -> dict[int, list[int]]:
@@ -338,21 +350,51 @@ class Probe:
             # The second field is the command's name in parentheses, which may hold any
             # character, spaces and parentheses included; so split after the last one.
             fields = text.rpartition(")")[2].split()
-            if len(fields) > 1 and fields[1].isdecimal():
-                children.setdefault(int(fields[1]), []).append(int(name))
+            parent = parse_int(fields[1]) if len(fields) > 1 else None
+            if parent is not None:
+                children.setdefault(parent, []).append(int(name))
         return children
 
     def _is_linux(self) -> bool:
-        return (self._roots.proc / "self").exists()
+        return os.path.exists(f"{self._roots.proc}/self")  # noqa: PTH110 - never raises
 
     def _is_alive(self, pid: int) -> bool:
         """Whether `pid` still has memory: it is there and no zombie."""
         if not self._is_linux():
-            return psutil.pid_exists(pid)
-        text = self._files.read(self._roots.proc / str(pid) / "stat")
-        if text is None:
-            return (self._roots.proc / str(pid)).exists()
-        return text.rpartition(")")[2].split()[:1] not in (["Z"], ["X"])
+            return _answers(pid)
+        text = self._files.read(f"{self._roots.proc}/{pid}/stat")
+        if text is not None:
+            return text.rpartition(")")[2].split()[:1] not in (["Z"], ["X"])
+        if not _is_absent(f"{self._roots.proc}/{pid}"):
+            return True
+        # Where /proc is mounted with hidepid, a process of another user is not to be seen.
+        # The numbers of a made-up tree, or of another namespace, are nobody's here.
+        is_hidden = self._roots.proc == Roots().proc and _answers(pid)
+        if is_hidden:
+            self._files.note("processes of other users are hidden: the footprint is too low")
+        return is_hidden
+
+
+def _is_absent(path: str) -> bool:
+    """Whether `path` is not there; one that may not be looked at is."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ESRCH}
+    return False
+
+
+def _answers(pid: int) -> bool:
+    """Whether there is a process `pid`, which may be a zombie; needs no /proc."""
+    if os.name == "nt":  # where os.kill would end it
+        return psutil.pid_exists(pid)
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _parse_pressure(text: str) -> float | None:
@@ -362,10 +404,24 @@ def _parse_pressure(text: str) -> float | None:
         if words[:1] == ["some"]:
             values = dict(word.partition("=")[::2] for word in words[1:])
             try:
-                return float(values["avg10"]) / 100
+                percent = float(values["avg10"])
             except (KeyError, ValueError):
                 return None
+            return percent / 100 if 0 <= percent <= 100 else None  # noqa: PLR2004 - nor NaN
     return None
+
+
+def _read_free_pages() -> HostReading:
+    """The machine by the C library, which asks the kernel and not /proc."""
+    pages = []
+    for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"):
+        try:
+            pages.append(os.sysconf(name))
+        except (AttributeError, OSError, ValueError):
+            pages.append(-1)
+    if min(pages) < 0:  # nobody tells: then the host binds nothing, and the groups still do
+        return HostReading(sys.maxsize, sys.maxsize)
+    return HostReading(pages[0] * _PAGE_BYTES, pages[1] * _PAGE_BYTES)
 
 
 def _read_unique(pid: int) -> ProcessReading | None:
@@ -381,6 +437,7 @@ def _read_unique(pid: int) -> ProcessReading | None:
 
 def _scan_parents_elsewhere() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
-    for process in psutil.process_iter(["ppid"]):
-        children.setdefault(process.info["ppid"], []).append(process.pid)
+    with contextlib.suppress(psutil.Error, OSError):
+        for process in psutil.process_iter(["ppid"]):
+            children.setdefault(process.info["ppid"], []).append(process.pid)
     return children
