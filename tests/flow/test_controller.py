@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from forebay.flow.clock import LOOK_S, READING_LEAST_S, Pace
+from forebay.flow.clock import LOOK_S, READING_LEAST_S, READING_SHARE, Pace
 from forebay.flow.controller import Controller
 from forebay.memory.budget import Budget
+from forebay.memory.probe import CpuUse
 from forebay.memory.readings import FootprintReading, HostReading, Pressure, RlimitReading
 from forebay.units import GIB, MIB
 from forebay.workers.messages import Keep
@@ -26,6 +27,8 @@ class History:
         self.host_free = 8 * GIB
         self.private = {1000: 8 * MIB, 1001: 8 * MIB}
         self.pressure: Pressure | None = None
+        self.group_bytes: int | None = None
+        self.cpu: dict[int, CpuUse] = {}
         self.is_closed = False
         self.footprints = 0
         self.looks = 0
@@ -40,8 +43,20 @@ class History:
         by_pid = ((999, 4 * MIB), *self.private.items())
         return FootprintReading(sum(size for _, size in by_pid), 0, by_pid, True)
 
-    def read_cgroups(self) -> tuple[Any, ...]:
+    def read_limited_groups(self) -> tuple[Any, ...]:
         self.looks += 1
+        return ()
+
+    def read_own_group(self, pids: Iterable[int]) -> int | None:
+        return self.group_bytes
+
+    def read_cpu(self, pids: Iterable[int]) -> dict[int, CpuUse | None]:
+        return {pid: self.cpu.get(pid) for pid in pids}
+
+    def read_affinity(self) -> int:
+        return 2
+
+    def read_cpu_groups(self) -> tuple[Any, ...]:
         return ()
 
     def read_host(self) -> HostReading:
@@ -60,8 +75,14 @@ class History:
 class Scene:
     """A rig, a history, and a clock that the test moves."""
 
-    def __init__(self, budget: int | str, batches: int = 60) -> None:
-        self.rig = Rig([USUAL] * batches, budget_bytes=GIB, may_move=True, may_merge=True)
+    def __init__(self, budget: int | str, num_streams: int = 2) -> None:
+        self.rig = Rig(
+            [USUAL] * 60,
+            num_streams=num_streams,
+            budget_bytes=GIB,
+            may_move=True,
+            may_merge=True,
+        )
         self.budget = Budget(budget)
         self.history = History()
         self.rig.ledger.seat = self.budget.sit(0)
@@ -166,6 +187,15 @@ def test_the_hosts_pressure_is_not_ours_below_a_groups_limit(scene: Callable[...
     assert made.controller.stance == "grow"
 
 
+def test_fetches_beyond_the_processors_are_taken_back(scene: Callable[..., Scene]) -> None:
+    made = scene("1GiB", num_streams=4)
+    made.warm_up()
+    for second in range(1, 6):
+        made.history.cpu = {1000 + n: CpuUse(0.5 * second, 0.5 * second) for n in range(4)}
+        made.wait(1.0)
+    assert made.rig.scheduler.roster.tokens == 2
+
+
 def test_events_tell_changes_only(scene: Callable[..., Scene]) -> None:
     made = scene("1GiB")
     made.warm_up()
@@ -222,7 +252,7 @@ def test_reading_costs_its_share_and_more_only_while_something_grows() -> None:
     pace = Pace()
     assert pace.is_due(0.0)
     pace.note(10.0, 0.05)
-    assert not pace.is_due(14.9)
-    assert pace.is_due(15.1)
+    assert not pace.is_due(10.0 + 0.99 * READING_SHARE * 0.05)
+    assert pace.is_due(10.0 + 1.01 * READING_SHARE * 0.05)
     assert not pace.is_due(10.4, is_urgent=True)
     assert pace.is_due(10.6, is_urgent=True)

@@ -197,6 +197,22 @@ def test_what_was_taken_comes_back_after_a_while_of_calm() -> None:
     assert policy.decide(replace(parted, t_s=6.0, is_waiting=False)).acts == ()
 
 
+def test_workers_that_wait_for_a_processor_are_more_than_the_knee() -> None:
+    policy = Policy()
+    crowded = at(0.5, cpu_wait_frac=0.5, tokens=4, most_tokens=4, cpus=2)
+    assert policy.decide(crowded).acts == (TakeToken(),)
+    assert policy.decide(replace(crowded, t_s=1.0, tokens=3)).acts == (TakeToken(),)
+    assert policy.decide(replace(crowded, t_s=2.0, tokens=2)).acts == (), "a processor each"
+    calm = replace(crowded, tokens=2, cpu_wait_frac=0.05)
+    assert policy.decide(replace(calm, t_s=10.0)).acts == (), "it was tried just now"
+    assert policy.decide(replace(calm, t_s=40.0)).acts == (AddToken(),)
+
+
+def test_workers_that_wait_for_a_disk_may_be_many() -> None:
+    sleeping = at(0.5, cpu_wait_frac=0.01, tokens=16, most_tokens=16, cpus=2)
+    assert Policy().decide(sleeping).acts == ()
+
+
 @given(
     st.lists(
         st.tuples(st.floats(0, 1.5), st.floats(-1, 1), st.booleans(), st.integers(0, 3)),

@@ -7,6 +7,7 @@ Covers: the options, progress, the table, the record and the page. Does not cove
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, final
@@ -18,7 +19,8 @@ from forebay.cli.demo import plain_errors
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forebay.bench.survive.outcome import Case, Contestant, Outcome
+    from forebay.bench.survive.outcome import Case, Outcome
+    from forebay.bench.survive.record import Record
 
 _BUDGETS = ("tight", "medium", "roomy")
 
@@ -34,7 +36,11 @@ def survive(
         list[str] | None, typer.Option(help="tight, medium or roomy; again for more.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each is run.")] = 1,
-    seconds: Annotated[float, typer.Option(min=0.5, help="How long each is measured.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.5, help="How long each is measured.")] = 6.0,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run nothing: put this record and others together and show them."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where the record and the page go.")] = Path(
         "forebay-survive"
     ),
@@ -44,30 +50,50 @@ def survive(
     from rich.console import Console
 
     console = Console(stderr=True)
+    # Ended by a supervisor: clean up as for Ctrl-C, or a memory group would stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with plain_errors():
-        from forebay.bench.machine import read_machine
-        from forebay.bench.survive.outcome import as_data, make_cases, make_contestants
-        from forebay.bench.survive.run import run_all
-        from forebay.bench.survive.workloads import WORKLOADS
-        from forebay.memory.limits import usable_cpus
+        if merge:
+            from forebay.bench.survive.record import load
+            from forebay.bench.survive.record import merge as put_together
 
-        contestants = make_contestants(usable_cpus())
-        labels = [each.label for each in contestants]
-        chosen = _choose("--contestant", contestant, labels)
-        names = _choose("--workload", workload, list(WORKLOADS))
-        numbers = [_BUDGETS.index(each) for each in _choose("--budget", budget, list(_BUDGETS))]
-        _check_group()
-        fields = [each for each in contestants if each.label in chosen]
-        with _Progress(console) as progress:
-            outcomes = run_all(names, numbers, fields, rounds, seconds, progress.note)
-        machine = read_machine()
-        data = as_data(outcomes, {"words": str(machine)}, fields)
-        _write(out, data, outcomes, fields, str(machine))
-    if as_json:
-        sys.stdout.write(json.dumps(data, indent=2) + "\n")
-    else:
-        _print_table(make_cases(outcomes, fields))
-    console.print(f"Record and page: [bold]{out}[/bold]")
+            record = put_together([load(path) for path in merge])
+        else:
+            record = _measure(workload, contestant, budget, rounds, seconds, console)
+        path = _write(out, record)
+    _print(record, as_json=as_json)
+    console.print(f"Record and page: [bold]{path}[/bold]")
+
+
+def _measure(
+    workload: list[str] | None,
+    contestant: list[str] | None,
+    budget: list[str] | None,
+    rounds: int,
+    seconds: float,
+    console: Console,
+) -> Record:
+    """Run what was asked for."""
+    from forebay.bench.survive.outcome import make_contestants
+    from forebay.bench.survive.record import Record, read_place
+    from forebay.bench.survive.run import run_all
+    from forebay.bench.survive.workloads import WORKLOADS
+    from forebay.memory.limits import usable_cpus
+
+    contestants = make_contestants(usable_cpus())
+    chosen = _choose("--contestant", contestant, [each.label for each in contestants])
+    names = _choose("--workload", workload, list(WORKLOADS))
+    numbers = [_BUDGETS.index(each) for each in _choose("--budget", budget, list(_BUDGETS))]
+    _check_group()
+    skipped = [why for name in names if (why := WORKLOADS[name].why_skipped)]
+    for why in skipped:
+        console.print(f"[yellow]Skipped.[/yellow] {why}")
+    names = [name for name in names if not WORKLOADS[name].why_skipped]
+    fields = tuple(each for each in contestants if each.label in chosen)
+    place = {**read_place(rounds, seconds), "skipped": skipped}
+    with _Progress(console) as progress:
+        outcomes = run_all(names, numbers, fields, rounds, seconds, progress.note)
+    return Record(place, tuple(outcomes), fields)
 
 
 def _choose(option: str, given: list[str] | None, known: list[str]) -> list[str]:
@@ -111,20 +137,27 @@ class _Progress:
         self._progress.update(self._task, description=said, completed=number, total=total)
 
 
-def _write(
-    out: Path,
-    data: dict[str, object],
-    outcomes: list[Outcome],
-    contestants: list[Contestant],
-    machine: str,
-) -> None:
+def _write(out: Path, record: Record) -> Path:
+    """The record, in a file of its own, and its page beside it."""
     from forebay.bench.survive.outcome import make_cases
+    from forebay.bench.survive.record import describe_place, save
     from forebay.observe.survive_page import survive_page
 
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "survive.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    page = survive_page(make_cases(outcomes, contestants), outcomes, machine)
-    (out / "survive.html").write_text(page, encoding="utf-8")
+    cases = make_cases(record.outcomes, record.contestants)
+    page = survive_page(cases, record.outcomes, " ".join(describe_place(record.place)))
+    path = save(out, record)
+    path.with_suffix(".html").write_text(page, encoding="utf-8")
+    return path
+
+
+def _print(record: Record, *, as_json: bool) -> None:
+    from forebay.bench.survive.outcome import as_data, make_cases
+
+    if as_json:
+        data = as_data(record.outcomes, record.place, record.contestants)
+        sys.stdout.write(json.dumps(data, indent=2) + "\n")
+    else:
+        _print_table(make_cases(record.outcomes, record.contestants))
 
 
 def _print_table(cases: tuple[Case, ...]) -> None:

@@ -62,6 +62,16 @@ both are there, and a new one has 6 MiB of its own (planner.PARKED_BYTES)."""
 _STEP_S = 0.5
 """Between two acts whose effect shows only with the next batches."""
 
+CPU_WAIT_FRAC = 0.4
+"""Of their time at work that workers wait for a processor, from where one fetch less at once
+is as fast: each of four workers on two processors waits for half of it."""
+
+CPU_CALM_FRAC = 0.1
+"""Below it another fetch finds a processor free, or it waits for something else anyway."""
+
+_KNEE_S = 30.0
+"""After a token was taken for want of a processor, until one more is tried again."""
+
 _CALM_S = 2.0
 """Calm before something that was taken is given back."""
 
@@ -193,6 +203,9 @@ class Position:
         ready_bytes: Batches that wait to be delivered, less the next one.
         asked_bytes: What other loaders of the budget wait for.
         pressure_frac: PSI of the limit that binds; 0 when unknown.
+        cpu_wait_frac: Part of their time at work that workers waited for a processor; 0 when
+            unknown.
+        cpus: Processors that may be used.
         is_waiting: Whether the consumer waits.
         is_short: Whether memory holds the next fetch back.
         is_idle: Whether the consumer has been away for long.
@@ -216,6 +229,8 @@ class Position:
     ready_bytes: int = 0
     asked_bytes: int = 0
     pressure_frac: float = 0.0
+    cpu_wait_frac: float = 0.0
+    cpus: int = 1
     is_waiting: bool = False
     is_short: bool = False
     is_idle: bool = False
@@ -266,6 +281,7 @@ class Policy:
         self._acted_s = float("-inf")
         self._calm_since_s: float | None = None
         self._has_trimmed = False
+        self._knee_s = float("-inf")
 
     def decide(self, now: Position) -> Decision:
         """The stance and the next act for this position."""
@@ -358,10 +374,14 @@ class Policy:
         grown = find_grown(now.workers, max(share, now.worth_bytes))
         if grown is not None:
             return Recycle(grown.number)
+        if now.cpu_wait_frac >= CPU_WAIT_FRAC and now.tokens > max(now.least_tokens, now.cpus):
+            self._knee_s = now.t_s
+            return TakeToken()
         is_calm = self._calm_since_s is not None and now.t_s - self._calm_since_s >= _CALM_S
         if self.stance != "grow" or not is_calm or not now.is_waiting:
             return None
-        if now.tokens < now.most_tokens and not now.is_short:
+        is_below_knee = now.t_s - self._knee_s >= _KNEE_S and now.cpu_wait_frac < CPU_CALM_FRAC
+        if now.tokens < now.most_tokens and is_below_knee and not now.is_short:
             return AddToken()
         return Split() if now.can_split else None
 

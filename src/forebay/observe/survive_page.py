@@ -67,15 +67,18 @@ def _workload_section(name: str, cases: Sequence[Case]) -> report.Html:
     curves, moments = [], []
     for role, label, colour in _ROLES:
         rows: list[Row | None] = [getattr(case, role) for case in mine]
+        was_run = rows if role != "best" else [case.default or case.recipe for case in mine]
+        if not any(rows) and not any(was_run):
+            continue
         speeds = [row.samples_per_s if row is not None else 0.0 for row in rows]
         curves.append(report.Curve(label, colour, budgets, speeds))
         moments += [
-            report.Moment("killed", colour, budget, 0.0)
+            report.Moment(f"{label}: {row.verdict if row else 'none'}", colour, budget, 0.0)
             for budget, row in zip(budgets, rows, strict=True)
-            if row is not None and row.verdict == "killed"
+            if row is None or row.verdict != "survived"
         ]
     figure = report.line_figure(
-        curves, x_title="budget, MiB", y_title="samples a second", moments=moments[:1]
+        curves, x_title="budget, MiB", y_title="samples a second", moments=moments
     )
     return report.section(name, figure)
 

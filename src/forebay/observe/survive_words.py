@@ -91,8 +91,12 @@ def summarise_cases(cases: Sequence[Case]) -> list[str]:
         lines.append(
             f"Slower than {GOAL_FRAC:.2f} of torch's best survivor in {len(slow)}: {names}."
         )
-    odd = [case.workload for case in cases if not case.is_same]
-    lines.append(f"Other batches than torch's: {', '.join(odd) if odd else 'none'}.")
+    odd = [case.workload for case in cases if case.is_same is False]
+    unknown = sum(case.is_same is None for case in cases)
+    lines.append(
+        f"Other batches than torch's: {', '.join(odd) if odd else 'none'}; not compared, since "
+        f"torch with as many workers survived nowhere: {unknown} of {len(cases)}."
+    )
     return lines
 
 

@@ -25,6 +25,8 @@ import torch.utils.data
 
 from forebay.bench.survive.workloads import WORKLOADS, Workload
 
+TELL_EVERY_S = 0.5
+
 FIRST_BATCHES = 8
 """Batches that are compared, and left out of the speed: loaders fill their queues there."""
 
@@ -76,6 +78,11 @@ def fingerprint(batch: Any, before: int) -> int:
     return before
 
 
+def bytes_of(batch: Any) -> int:
+    """The bytes of a batch's tensors."""
+    return sum(tensor.nbytes for tensor in tensors_of(batch))
+
+
 def main() -> None:
     """Run the contestant that the first argument describes."""
     given = json.loads(sys.argv[1])
@@ -91,7 +98,7 @@ def main() -> None:
     say(began=time.monotonic())
     taken, digest = 0, 0
     kept: list[Any] = []
-    counted, since_s = 0, 0.0
+    counted, since_s, told_s = 0, 0.0, 0.0
     until_s = time.monotonic() + given["seconds"]
     for batch in loader:
         now_s = time.monotonic()
@@ -103,11 +110,13 @@ def main() -> None:
             counted += 1
         if workload.keep_every and taken % workload.keep_every == 0:
             kept = [*kept, batch][-(workload.keep_mib // 8) :]
+            say(kept=[time.monotonic(), sum(bytes_of(each) for each in kept)])
         if workload.think_s:
             time.sleep(workload.think_s)
         if now_s > until_s:
             break
-        if taken % 16 == 0:
+        if now_s > told_s + TELL_EVERY_S:
+            told_s = now_s
             say(taken=taken)
     took_s = time.monotonic() - since_s
     explain = loader.explain() if given["loader"] == "forebay" else ""  # type: ignore[attr-defined]

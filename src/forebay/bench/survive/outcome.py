@@ -40,7 +40,7 @@ class Contestant:
 def make_contestants(cpus: int) -> tuple[Contestant, ...]:
     """torch as it comes, by the article's recipe, over a grid; and forebay as it comes."""
     recipe = max(1, min(4, cpus - 2))
-    grid = [(0, None), (1, 1), (2, 1), (4, 1)]  # beside torch as it comes, which is (asked, 2)
+    grid = [(0, None), (1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4)]
     return (
         Contestant("torch", "torch", None, None, False, "default"),
         Contestant("torch, recipe", "torch", recipe, 1, True, "recipe"),
@@ -60,7 +60,7 @@ class Outcome:
     Attributes:
         workload, budget_bytes, contestant, round: Which.
         verdict: What became of it.
-        who: "main" or "worker" when it was killed.
+        who: "main", "worker" or "neighbour" when it was killed.
         why: The last words of one that broke.
         samples_per_s: After the first batches; 0 when there were no more.
         peak_bytes: The most that was held beyond the level before the loader, from outside.
@@ -189,7 +189,18 @@ def choose_best(rows: Iterable[Row]) -> Row | None:
 @final
 @dataclass(frozen=True, slots=True)
 class Case:
-    """All contestants on one workload within one budget."""
+    """All contestants on one workload within one budget.
+
+    Attributes:
+        workload: Its name.
+        budget_bytes: The budget.
+        default: torch as it comes.
+        recipe: torch by the article's recipe.
+        best: The fastest of torch's settings that survived; None when none did.
+        forebay: forebay.
+        is_same: Whether forebay's first batches were torch's; None where torch with as many
+            workers survived at none of the budgets, so that there is nothing to compare.
+    """
 
     workload: str
     budget_bytes: int
@@ -197,7 +208,7 @@ class Case:
     recipe: Row | None
     best: Row | None
     forebay: Row | None
-    is_same: bool
+    is_same: bool | None
 
     @property
     def ratio(self) -> float | None:
@@ -229,7 +240,6 @@ def _make_case(
     def find(role: str) -> Row | None:
         return next((row for each, row in rows.values() if each == role), None)
 
-    digests = {o.digest for o in here if o.verdict == "survived" and o.digest}
     torchs = [row for role, row in rows.values() if role != "forebay"]
     return Case(
         workload=workload,
@@ -238,5 +248,30 @@ def _make_case(
         recipe=find("recipe"),
         best=choose_best(torchs),
         forebay=find("forebay"),
-        is_same=len(digests) <= 1,
+        is_same=_is_same(workload, here, outcomes, contestants),
     )
+
+
+def _is_same(
+    workload: str,
+    here: Sequence[Outcome],
+    outcomes: Sequence[Outcome],
+    contestants: Sequence[Contestant],
+) -> bool | None:
+    """Compares equal numbers of workers only: what a split stream yields depends on it.
+
+    The first batches do not depend on the budget, so torch at any budget will do.
+    """
+    asked = {each.label: each for each in contestants if each.num_workers is None}
+    torchs = {
+        o.digest
+        for o in outcomes
+        if o.workload == workload and o.digest and o.contestant in asked
+        if asked[o.contestant].loader == "torch"
+    }
+    ours = {
+        o.digest
+        for o in here
+        if o.digest and o.contestant in asked and asked[o.contestant].loader == "forebay"
+    }
+    return ours == torchs if ours and torchs else None

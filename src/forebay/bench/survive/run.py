@@ -8,31 +8,32 @@ of it is left. Does not cover: what happens inside (job.py), the order of runs (
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import dataclasses
 import json
 import os
 import selectors
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, Final, final
 
-from forebay.bench.cgroup import MemoryGroup
 from forebay.bench.sampler import Sampler, Trace
+from forebay.bench.survive.nest import Nest, open_nest, start_neighbour
 from forebay.bench.survive.outcome import Contestant, Outcome, Verdict
 from forebay.bench.survive.workloads import MIB, WORKLOADS, Workload
 
 SILENCE_S: Final = 40.0
 """A run that says nothing for so long has stalled. The slowest step takes a second."""
 
-_NEVER_S: Final = 3600.0
 _PRESSURE_AFTER_S: Final = 0.8
+_USUAL_PREFETCH: Final = 2  # torch's
 _SLACK_BYTES: Final = 16 * MIB
 """Page tables, stacks, sockets: charged to the group, and nobody's anonymous memory. Measured:
 1 to 2 MiB a process."""
-
-_HOG = "import sys, time; held = bytearray(b'x') * int(sys.argv[1]); time.sleep(float(sys.argv[2]))"
 
 
 @final
@@ -47,27 +48,36 @@ class Run:
         self._contestant = contestant
         self._seconds = seconds
         self._facts: dict[str, Any] = {}
-        self._hog: subprocess.Popen[bytes] | None = None
+        self._kept: list[tuple[float, int]] = []
+        self._neighbour: subprocess.Popen[bytes] | None = None
 
     def finish(self, number: int) -> Outcome:
         """Run it to its end. Nothing is left, however it ends, KeyboardInterrupt too."""
-        with MemoryGroup() as group:
-            child = self._start(group)
+        with open_nest() as nest, _scratch() as (folder, errors):
+            child = self._start(nest, folder, errors)
             try:
-                with Sampler(child.pid, group, parts_period_s=_NEVER_S) as sampler:
-                    is_silent = not self._listen(child, group)
-                    if is_silent or child.poll() is None:
-                        group.kill()
-                    errors = child.communicate()[1] or b""
+                with Sampler(child.pid, nest.job, parts_period_s=None) as sampler:
+                    is_silent = not self._listen(child, nest)
                     trace = sampler.trace()
             finally:
-                group.kill()
-                if self._hog is not None:
-                    self._hog.wait()
-            oom_kills = group.read().oom_kills
-        return self._judge(number, child.returncode, errors, trace, oom_kills, is_silent)
+                self._end_all(child, nest)
+            kills = nest.job.read().oom_kills, nest.beside.read().oom_kills
+            errors.seek(0)
+            words = _last_words(errors.read(), is_silent=is_silent)
+        return self._judge(number, child.returncode, words, trace, kills)
 
-    def _start(self, group: MemoryGroup) -> subprocess.Popen[bytes]:
+    def _end_all(self, child: subprocess.Popen[bytes], nest: Nest) -> None:
+        nest.job.kill()
+        nest.beside.kill()
+        for process in (child, self._neighbour):
+            if process is not None:
+                process.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _start(self, nest: Nest, folder: str, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         given = {
             "workload": self._workload.name,
             "budget_bytes": self._budget_bytes,
@@ -76,29 +86,36 @@ class Run:
         }
         command = [sys.executable, "-m", "forebay.bench.survive.job", json.dumps(given)]
         return subprocess.Popen(
-            group.enter_command(command),
+            nest.job.enter_command(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=errors,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder},
         )
 
-    def _listen(self, child: subprocess.Popen[bytes], group: MemoryGroup) -> bool:
-        """Take in what the job says until it ends; False when it said nothing for too long."""
+    def _listen(self, child: subprocess.Popen[bytes], nest: Nest) -> bool:
+        """Take in what the job says until it ends; False when it said nothing for too long.
+
+        Its end is noticed by its exit, not by end-of-file: workers that outlive a killed main
+        process hold the pipe open too.
+        """
         assert child.stdout is not None
-        os.set_blocking(child.stdout.fileno(), False)
-        heard = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(child.stdout, selectors.EVENT_READ)
-            while selector.select(SILENCE_S):
-                read = child.stdout.read()
-                if not read:
-                    return True
-                *lines, heard = (heard + read).split(b"\n")
-                for line in lines:
-                    self._take(json.loads(line), child, group)
-                if "ended" in self._facts:
-                    return self._wait(child)
+        heard, fd = b"", os.pidfd_open(child.pid)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(child.stdout, selectors.EVENT_READ)
+                selector.register(fd, selectors.EVENT_READ)
+                while ready := {key.fd for key, _ in selector.select(SILENCE_S)}:
+                    text = b""
+                    if child.stdout.fileno() in ready:
+                        text = os.read(child.stdout.fileno(), 1 << 16)
+                    *lines, heard = (heard + text).split(b"\n")
+                    for line in lines:
+                        self._take(json.loads(line), child, nest)
+                    if not text:
+                        return self._wait(child)
+        finally:
+            os.close(fd)
         return False
 
     @staticmethod
@@ -109,44 +126,38 @@ class Run:
             return False
         return True
 
-    def _take(
-        self, facts: dict[str, Any], child: subprocess.Popen[bytes], group: MemoryGroup
-    ) -> None:
+    def _take(self, facts: dict[str, Any], child: subprocess.Popen[bytes], nest: Nest) -> None:
+        if "kept" in facts:
+            at_s, kept_bytes = facts.pop("kept")
+            self._kept.append((at_s, kept_bytes))
         self._facts.update(facts)
         if "ready" in facts:
-            held = group.read().held_bytes
+            held = nest.job.read().held_bytes
             kept = self._workload.keep_mib * MIB
-            group.set_limit(held + kept + self._budget_bytes + _SLACK_BYTES)
+            nest.around.set_limit(held + kept + self._budget_bytes + _SLACK_BYTES)
             assert child.stdin is not None
-            child.stdin.write(b"go\n")
-            child.stdin.flush()
-        if "taken" in facts and self._workload.pressure_mib and self._hog is None:
+            with contextlib.suppress(BrokenPipeError):  # it is gone: its status will tell
+                child.stdin.write(b"go\n")
+                child.stdin.flush()
+        if "taken" in facts and self._workload.pressure_mib and self._neighbour is None:
             since_s = time.monotonic() - self._facts["began"]
             if since_s > _PRESSURE_AFTER_S:
-                self._hog = self._start_hog(group)
-
-    def _start_hog(self, group: MemoryGroup) -> subprocess.Popen[bytes]:
-        size = str(self._workload.pressure_mib * MIB)
-        command = [sys.executable, "-c", _HOG, size, str(self._seconds / 3)]
-        return subprocess.Popen(group.enter_command(command), stderr=subprocess.DEVNULL)
+                size_bytes = self._workload.pressure_mib * MIB
+                self._neighbour = start_neighbour(nest, size_bytes, self._seconds / 3)
 
     def _judge(
         self,
         number: int,
         status: int,
-        errors: bytes,
+        words: str,
         trace: Trace,
-        oom_kills: int,
-        is_silent: bool,
+        kills: tuple[int, int],
     ) -> Outcome:
         facts = self._facts
-        began_s = facts.get("ready", float("inf"))
+        ready_s = facts.get("ready", float("inf"))
         ended_s = facts.get("ended", float("inf"))
-        held = [s.held_bytes for s in trace.samples if began_s <= s.t_s <= ended_s]
-        peak = max(held, default=0) - trace.level_bytes(began_s) if held else 0
-        hogged = self._workload.pressure_mib * MIB if self._hog is not None else 0
-        peak -= hogged + self._workload.keep_mib * MIB
-        verdict, who = judge_end(status, "ended" in facts, oom_kills)
+        peak = find_peak(trace, ready_s, ended_s, self._kept)
+        verdict, who = judge_end(status, "ended" in facts, *kills)
         return Outcome(
             workload=self._workload.name,
             budget_bytes=self._budget_bytes,
@@ -154,19 +165,55 @@ class Run:
             round=number,
             verdict=verdict,
             who=who,
-            why=_last_words(errors, is_silent=is_silent) if verdict == "broken" else "",
+            why=words if verdict == "broken" else "",
             samples_per_s=float(facts.get("samples_per_s", 0.0)),
-            peak_bytes=max(0, peak),
+            peak_bytes=peak,
             kept=verdict == "survived" and peak <= self._budget_bytes,
             batches=int(facts.get("taken", 0)),
             digest=str(facts.get("digest", "")),
-            oom_kills=oom_kills,
+            oom_kills=sum(kills),
             explain=str(facts.get("explain", "")),
         )
 
 
-def judge_end(status: int, has_ended: bool, oom_kills: int) -> tuple[Verdict, str]:
+@contextlib.contextmanager
+def _scratch() -> Iterator[tuple[str, IO[bytes]]]:
+    """A folder for the job's files, which a killed job cannot remove, and one for its errors."""
+    prefix = "forebay-survive-"
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder, tempfile.TemporaryFile() as errors:
+        yield folder, errors
+
+
+def find_peak(
+    trace: Trace, since_s: float, until_s: float, kept: Sequence[tuple[float, int]]
+) -> int:
+    """The most that was held beyond the level at `since_s` and what the consumer kept. Pure.
+
+    Args:
+        trace: From outside.
+        since_s: Just before the loader was made.
+        until_s: After the last batch.
+        kept: When the consumer kept so many bytes, in the order of time.
+    """
+    times = [at_s for at_s, _ in kept]
+
+    def kept_bytes(at_s: float) -> int:
+        number = bisect.bisect_right(times, at_s)
+        return kept[number - 1][1] if number else 0
+
+    level_bytes = trace.level_bytes(since_s)
+    beyond = (
+        s.held_bytes - level_bytes - kept_bytes(s.t_s) for s in trace.between(since_s, until_s)
+    )
+    return max(0, max(beyond, default=0))
+
+
+def judge_end(
+    status: int, has_ended: bool, oom_kills: int, neighbours_killed: int = 0
+) -> tuple[Verdict, str]:
     """What became of a run, and who was killed. Pure."""
+    if neighbours_killed:
+        return "killed", "neighbour"
     if has_ended and status == 0:
         return "survived", "worker" if oom_kills else ""
     if oom_kills:
@@ -199,15 +246,26 @@ def run_all(
         seconds: How long each takes batches after its first ones.
         note: Called after each run with its outcome, its number and how many there will be.
     """
-    total = len(workloads) * len(budgets) * len(contestants) * rounds
+    planned = [
+        (workload, workload.budgets_mib[budget] * MIB, contestant, number)
+        for workload in (WORKLOADS[name] for name in workloads)
+        for budget in budgets
+        for number in range(rounds)
+        for contestant in contestants
+        if not is_twice(contestant, workload)
+    ]
     outcomes: list[Outcome] = []
-    for name in workloads:
-        workload = WORKLOADS[name]
-        for budget in budgets:
-            for number in range(rounds):
-                for contestant in contestants:
-                    budget_bytes = workload.budgets_mib[budget] * MIB
-                    run = Run(workload, budget_bytes, contestant, seconds)
-                    outcomes.append(run.finish(number))
-                    note(outcomes[-1], len(outcomes), total)
+    for workload, budget_bytes, contestant, number in planned:
+        run = Run(workload, budget_bytes, contestant, seconds)
+        outcomes.append(run.finish(number))
+        note(outcomes[-1], len(outcomes), len(planned))
     return outcomes
+
+
+def is_twice(contestant: Contestant, workload: Workload) -> bool:
+    """Whether a setting of the grid is what torch as it comes already is. Pure."""
+    usual = (workload.workers, _USUAL_PREFETCH)
+    return contestant.role == "grid" and usual == (
+        contestant.num_workers,
+        contestant.prefetch_factor,
+    )

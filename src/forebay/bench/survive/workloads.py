@@ -10,6 +10,7 @@ memory and in time, so that no file has to be fetched and every run is the same.
 from __future__ import annotations
 
 import abc
+import importlib.util
 import os
 import tempfile
 import time
@@ -51,7 +52,10 @@ def work(seconds: float) -> None:
 
 @final
 class FixedImages(Samples):
-    """Photographs as 3 x 224 x 224 float32, 2 ms of work each."""
+    """Photographs as 3 x 224 x 224 float32: all of one size, 37 MiB a batch.
+
+    Each takes 2 ms of work, and this sets the pace: the usual case of computer vision.
+    """
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         work(0.002)
@@ -60,7 +64,11 @@ class FixedImages(Samples):
 
 @final
 class TinyImages(Samples):
-    """32 x 32 pictures, next to no work."""
+    """32 x 32 pictures, next to no work.
+
+    What a loader itself costs is nearly all of the time, and its processes are nearly all of
+    the memory.
+    """
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.full((3, 32, 32), float(index % 251)), index % 10
@@ -68,7 +76,11 @@ class TinyImages(Samples):
 
 @final
 class Clips(Samples):
-    """Video of 8 to 32 frames of 112 x 112, one in sixty of 240 frames; padded to the longest."""
+    """Video of 8 to 32 frames of 112 x 112, one in sixty of 240 frames.
+
+    A batch is padded to its longest clip: most have 9 MiB, a few have 69. What fitted a
+    hundred times does not fit the next time.
+    """
 
     def __getitem__(self, index: int) -> torch.Tensor:
         frames = 240 if index % 61 == 1 else draw(index, 8, 33)
@@ -78,7 +90,7 @@ class Clips(Samples):
 
 @final
 class Tokens(Samples):
-    """Sequences of 64 to 4,096 tokens, padded to the longest of a batch."""
+    """Sequences of 64 to 4,000 tokens, most of them short, padded to the longest of a batch."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((draw(index, 8, 64) ** 2,), index % 50_000)
@@ -91,7 +103,11 @@ def pad(samples: list[torch.Tensor]) -> torch.Tensor:
 
 @final
 class Annotations(Samples):
-    """A table of records as Python dicts, made before the workers are; every sample reads some."""
+    """A table of records as Python dicts, made before the workers are; every sample reads some.
+
+    With fork each worker ends up with a copy of nearly the whole table: reading an object
+    writes its reference count. Nothing leaks, and no batch shows it.
+    """
 
     def __init__(self, records: int = 1_000_000) -> None:
         self.records = [
@@ -106,19 +122,30 @@ class Annotations(Samples):
 
 @final
 class ObjectColumn(Samples):
-    """The same as an object column of NumPy, which is what a DataFrame of strings holds."""
+    """A pandas DataFrame with a column of Python strings, read row by row.
+
+    Its numbers are arrays and stay shared after a fork; the strings are objects, and reading one
+    writes its reference count, so a worker copies the page that it lies on.
+    """
 
     def __init__(self, rows: int = 600_000) -> None:
-        self.column = np.array([f"a caption of row {row}" for row in range(rows)], dtype=object)
+        import pandas as pd
+
+        captions = [f"a caption of row {row}" for row in range(rows)]
+        columns = {"caption": pd.Series(captions, dtype=object), "price": np.arange(rows) / 7}
+        self.frame = pd.DataFrame(columns)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, str]:
-        caption = self.column[draw(index, 0, len(self.column))]
-        return torch.full((3, 64, 64), float(index % 251)), caption
+        row = self.frame.iloc[draw(index, 0, len(self.frame))]
+        return torch.full((3, 64, 64), float(row["price"] % 251)), row["caption"]
 
 
 @final
 class ShuffledStream(IterableDataset[torch.Tensor]):
-    """A stream split over the workers, each with a shuffle buffer of 100 half-MiB samples."""
+    """A stream split over the workers, each with a shuffle buffer of 100 half-MiB samples.
+
+    50 MiB a worker that no batch shows, filled before the first batch comes.
+    """
 
     SLOTS = 100
 
@@ -138,7 +165,11 @@ class ShuffledStream(IterableDataset[torch.Tensor]):
 
 @final
 class Volumes(Samples):
-    """3-D scans: 96 MiB of decoding for a patch of half a MiB."""
+    """3-D scans: 96 MiB of scratch for a patch of half a MiB.
+
+    In each worker and for each sample, gone again when the patch is cut out. The batches are
+    small and say nothing of what making them takes.
+    """
 
     def __getitem__(self, index: int) -> torch.Tensor:
         volume = np.full((96, 512, 512), index % 251, dtype=np.float32)
@@ -157,7 +188,11 @@ class Audio(Samples):
 
 @final
 class MappedFile(Samples):
-    """A memory-mapped file that is larger than the limit: pages are the kernel's to keep."""
+    """A memory-mapped file that is larger than the limit.
+
+    Its pages are the kernel's to keep and to drop, and must not be taken for memory that the
+    loader holds.
+    """
 
     FILE_MIB = 768
 
@@ -168,6 +203,9 @@ class MappedFile(Samples):
             block = np.arange(MIB, dtype=np.uint8).tobytes()
             for _ in range(self.FILE_MIB):
                 file.write(block)
+            file.flush()
+            # Dirty pages cannot be dropped, and the limit that comes next asks for it.
+            os.fsync(file.fileno())
         self._owner_pid = os.getpid()
         self._array: np.ndarray[Any, Any] | None = None
 
@@ -185,7 +223,10 @@ class MappedFile(Samples):
 
 @final
 class NestedDicts(Samples):
-    """Dicts in dicts with strings, numbers, boxes and a picture."""
+    """Dicts in dicts with strings, numbers, boxes and a picture.
+
+    Many small parts a sample, which a loader has to take apart and put together.
+    """
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {
@@ -206,7 +247,10 @@ class Floats(Samples):
 
 @final
 class Bursty(Samples):
-    """Quick samples, and one in 640 that takes half a second: a cold shard."""
+    """Quick samples, and one in 640 that takes half a second: a cold shard, a retry.
+
+    It uses no processor meanwhile. Who has enough batches ahead does not notice.
+    """
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index % 640 == 0:
@@ -216,7 +260,10 @@ class Bursty(Samples):
 
 @final
 class Leaking(Samples):
-    """Keeps 32 KiB of every sample for ever, in the process that makes it."""
+    """Keeps 32 KiB of every sample for ever, in the process that makes it.
+
+    A cache without a bound, or a library that leaks.
+    """
 
     def __init__(self) -> None:
         self.kept: list[bytes] = []
@@ -243,6 +290,7 @@ class Workload:
         keep_every: The consumer keeps every so many-th batch; 0 for none.
         keep_mib: What it keeps of memory so, about, in all.
         pressure_mib: Another process takes so much in mid-run, and gives it back.
+        needs: A package that its dataset is made of, beside forebay's own; empty for none.
     """
 
     name: str
@@ -255,6 +303,14 @@ class Workload:
     keep_every: int = 0
     keep_mib: int = 0
     pressure_mib: int = 0
+    needs: str = ""
+
+    @property
+    def why_skipped(self) -> str:
+        """Why it cannot be run here, and what to do; empty where it can."""
+        if not self.needs or importlib.util.find_spec(self.needs) is not None:
+            return ""
+        return f"{self.name} needs {self.needs}. Install it with: pip install {self.needs}"
 
 
 WORKLOADS = {
@@ -265,7 +321,7 @@ WORKLOADS = {
         Workload("video clips", Clips, 8, (160, 320, 640), collate=pad),
         Workload("padded tokens", Tokens, 64, (40, 80, 160), collate=pad),
         Workload("annotation dicts", Annotations, 64, (160, 320, 800)),
-        Workload("object column", ObjectColumn, 64, (60, 120, 300)),
+        Workload("object column", ObjectColumn, 64, (60, 120, 300), needs="pandas"),
         Workload("shuffled stream", ShuffledStream, 8, (140, 240, 400)),
         Workload("volumes", Volumes, 2, (140, 260, 520)),
         Workload("variable audio", Audio, 32, (140, 280, 560), collate=pad),
