@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from forebay.bench.survive.outcome import Outcome, make_cases, make_contestants
 from forebay.observe.survive_page import survive_page
+
+pytest.importorskip("plotly", reason="needs the extra `demo` (plotly)")
 
 MIB = 1024**2
 
@@ -40,3 +44,16 @@ def test_the_page_shows_curves_verdicts_and_explanations() -> None:
     assert "budget 40 MiB &amp; more" in page
     assert "a made-up machine" in page
     assert "samples a second" in page
+
+
+def test_each_kill_has_its_cross_and_no_survivor_is_one() -> None:
+    outcomes = [
+        made_up(name, budget, speed)
+        for budget in (40, 80)
+        for name, speed in (("torch", 0.0), ("torch, recipe", 0.0), ("forebay", 100.0))
+    ]
+    page = survive_page(make_cases(outcomes, make_contestants(2)), outcomes, "a machine")
+    crosses = [page.count(f'"name":"{words}"') for words in ("torch as it comes: killed",)]
+    crosses.append(page.count('"name":"torch, the article\'s recipe: killed"'))
+    crosses.append(page.count('"name":"torch\'s best that survives: none"'))
+    assert crosses == [2, 2, 2]
