@@ -91,8 +91,14 @@ def _measure(
     names = [name for name in names if not WORKLOADS[name].why_skipped]
     fields = tuple(each for each in contestants if each.label in chosen)
     place = {**read_place(rounds, seconds), "skipped": skipped}
-    with _Progress(console) as progress:
-        outcomes = run_all(names, numbers, fields, rounds, seconds, progress.note)
+    try:
+        with _Progress(console) as progress:
+            outcomes = run_all(names, numbers, fields, rounds, seconds, progress.note)
+    except KeyboardInterrupt:
+        typer.echo(
+            "Interrupted. Every run was ended; no record and no page were written.", err=True
+        )
+        raise typer.Exit(130) from None
     return Record(place, tuple(outcomes), fields)
 
 
