@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import final
+from typing import NoReturn, final
 
 import pytest
 
@@ -97,7 +97,7 @@ def run_inside(code: str, *places: Path, prefix: str = "") -> bytes:
     return answer.stdout
 
 
-def give_up(reason: str) -> None:
+def give_up(reason: str) -> NoReturn:
     """Skip, but not in CI: there the claim must be proven."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"may not skip under CI=true: {reason}")

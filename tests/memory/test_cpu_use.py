@@ -38,6 +38,14 @@ def test_a_thread_that_ends_while_it_is_read_is_left_out(tree: Tree) -> None:
     assert tree.probe.read_cpu([7]) == {7: CpuUse(2.0, 0.5)}
 
 
+def test_a_process_that_has_had_no_turn_yet_has_had_nothing(tree: Tree) -> None:
+    tree.write("proc/self/schedstat", "9 9 9")
+    tree.cpu(7, (0, 0, 0))
+    probe = tree.probe
+    assert probe.read_cpu([7]) == {7: CpuUse(0, 0)}
+    assert probe.degraded == frozenset()
+
+
 @pytest.mark.parametrize("text", ["0 0 0", "", "a b c", "1 2", "9" * 5000])
 def test_where_the_kernel_does_not_count_the_running_is_still_told(
     tmp_path: Path, text: str

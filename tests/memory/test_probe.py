@@ -13,6 +13,7 @@ import pytest
 
 from forebay.memory.probe import Probe, ProcessReading, Roots
 from forebay.units import MIB
+from tests.memory.conftest import Groups, give_up, run_inside
 from tests.memory.trees import Tree
 
 
@@ -243,3 +244,44 @@ def test_nothing_is_left_in_the_footprint_when_all_have_ended(
 ) -> None:
     assert fork_scene[2]["workers_bytes"] == 0
     assert fork_scene[2]["complete"]
+
+
+@pytest.mark.cgroup
+def test_the_footprint_is_the_groups_own_delta_where_rss_says_many_times_that(
+    groups: Groups,
+) -> None:
+    code = "from tests.memory.rss_scene import main; main()"
+    footprint, delta, rss = json.loads(run_inside(code, groups.memory(2000 * MIB)))
+    assert footprint == pytest.approx(delta, rel=0.03)
+    assert rss > 5 * delta
+
+
+def test_the_real_map_count_and_shared_memory_are_read() -> None:
+    probe = Probe()
+    shm = probe.read_shm()
+    assert (probe.read_max_map_count() or 0) > 1000
+    assert shm is not None
+    assert 0 < shm.free_bytes <= shm.total_bytes
+
+
+def test_the_real_pressure_is_a_fraction() -> None:
+    pressure = Probe().read_pressure()
+    if pressure is None:
+        give_up("this kernel tells no pressure")
+    assert 0 <= pressure.some_avg10_frac <= 1
+
+
+@pytest.mark.parametrize("avg10", ["nan", "-1", "inf", "101", "", "x"])
+def test_pressure_that_is_no_percentage_is_none(tree: Tree, avg10: str) -> None:
+    tree.write("proc/pressure/memory", f"some avg10={avg10} avg60=0 total=1")
+    assert tree.probe.read_pressure() is None
+
+
+def test_the_address_space_limit_of_a_real_process_binds() -> None:
+    code = (
+        "from forebay.memory.limits import headroom, memory_limit; "
+        "print(memory_limit().source, headroom().source, headroom().bytes < 2**30, sep=chr(44))"
+    )
+    limited = f"ulimit -Sv 1048576; exec {sys.executable} -c '{code}'"
+    answer = subprocess.run(["sh", "-c", limited], capture_output=True, timeout=60, check=True)
+    assert answer.stdout.split() == [b"RLIMIT_AS,RLIMIT_AS,True"]

@@ -25,19 +25,24 @@ _FIELDS = 3
 def read_cpu_use(files: KernelFiles, roots: Roots, pid: int) -> CpuUse | None:
     """The use of `pid`; None when it is not there. `wait_s` is None where that is not told."""
     folder = f"{roots.proc}/{pid}"
-    run_ns = wait_ns = turns = 0
-    for task in _list_names(f"{folder}/task"):
-        # Not /proc/PID/schedstat: that is the first thread alone.
-        words = (files.read(f"{folder}/task/{task}/schedstat") or "").split()
-        run, wait, turn = (*map(parse_int, words), *[None] * _FIELDS)[:_FIELDS]
-        if run is not None and wait is not None and turn is not None:
-            run_ns, wait_ns, turns = run_ns + max(0, run), wait_ns + max(0, wait), turns + turn
-    if turns > 0:
+    # Not /proc/PID/schedstat: that is the first thread alone.
+    places = [f"{folder}/task/{task}/schedstat" for task in _list_names(f"{folder}/task")]
+    threads = [counts for place in places if (counts := _read_counts(files, place)) is not None]
+    run_ns, wait_ns, turns = (sum(column) for column in zip((0, 0, 0), *threads, strict=True))
+    # One that has just been forked has had no turn; but who reads this has.
+    if turns or (threads and any(_read_counts(files, f"{roots.proc}/self/schedstat") or ())):
         return CpuUse(run_ns * _NANO_S, wait_ns * _NANO_S)
     is_linux = os.path.exists(f"{roots.proc}/self")  # noqa: PTH110
     if is_linux and not os.path.exists(folder):  # noqa: PTH110
         return None
     return _read_times(files, pid)
+
+
+def _read_counts(files: KernelFiles, path: str) -> tuple[int, int, int] | None:
+    """Run, wait (nanoseconds) and turns of one thread; None when it has ended."""
+    words = (files.read(path) or "").split()
+    counts = [number for word in words if (number := parse_int(word)) is not None and number >= 0]
+    return (counts[0], counts[1], counts[2]) if len(counts) == len(words) == _FIELDS else None
 
 
 def _read_times(files: KernelFiles, pid: int) -> CpuUse | None:
