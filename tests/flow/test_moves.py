@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +151,28 @@ def test_a_move_under_way_when_an_epoch_is_broken_does_no_harm() -> None:
         torch.manual_seed(5)
         again = [[row[:4] for row in batch] for batch in loader]
     assert len(again) == LENGTH // 3
+
+
+def test_where_spares_cannot_be_had_no_further_move_is_tried() -> None:
+    def kill_spare(roster: Roster) -> None:
+        if roster.moves.may_be_made:
+            recycle_first(roster)
+            assert roster.moves._move is not None
+            roster.moves._move.target.kill()
+            roster.moves._move.target.join()
+
+    ride = Ride(2)
+    assert ride.run(kill_spare, every=2) == wanted(2)
+    assert "in another process" not in ride.loader.explain()
+
+
+def test_a_worker_that_does_not_end_when_told_is_killed_and_nobody_waits_for_ever() -> None:
+    ride = Ride(2, worker_exit_fn=hang)
+    assert ride.run(recycle_first, every=8) == wanted(2)
+
+
+def hang(_: int) -> None:
+    time.sleep(3600)
 
 
 def test_what_is_no_stream_of_a_map_is_never_moved() -> None:

@@ -46,6 +46,7 @@ from forebay.memory.policy import (
 )
 from forebay.memory.readings import CpuUse, FootprintReading, cpu_since
 from forebay.units import format_bytes
+from forebay.workers.crew import RETIRE_S
 from forebay.workers.messages import Keep
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Controller(Watcher):
         self._cpu_wait_frac = 0.0
         self._group: tuple[int, int, int] | None = None  # the group, main, the arena: when read
         self._has_trimmed = False
-        self._leaving: list[WorkerProcess] = []
+        self._leaving: dict[WorkerProcess, float] = {}  # told to end, and when
         self._asking_since_s: float | None = None  # other loaders of the budget
         self._most_tokens = scheduler.roster.tokens
         self._most_workers = scheduler.settings.most_workers
@@ -182,6 +183,9 @@ class Controller(Watcher):
         self._looked_s = now_s
         self._follow()
         self._note_cpu(now_s)
+        for worker, since_s in self._leaving.items():
+            if now_s - since_s > RETIRE_S:
+                worker.kill()
         if is_urgent:
             self._note_group()
         is_begun = account.is_begun or now_s - self._began_s > _BEGIN_S
@@ -238,7 +242,7 @@ class Controller(Watcher):
         A worker that was told to end counts until it has: that takes the kernel a moment.
         """
         for worker in [worker for worker in self._leaving if worker.has_ended]:
-            self._leaving.remove(worker)
+            del self._leaving[worker]
             self._account.remove(worker.number)
         coming = self._account.estimate_coming(self._scheduler.roster.count_flights_by_worker())
         if self._scheduler.roster.moves.is_busy or self.count_grown_bytes() > 2 * GROWN_LEAST_BYTES:
@@ -305,7 +309,7 @@ class Controller(Watcher):
     def note_move(self, move: Move) -> None:
         """Another process has other memory."""
         if move.is_last:
-            self._leaving.append(move.source)
+            self._leaving[move.source] = time.monotonic()
         if not self._account.has(move.target.number):
             self._account.add(move.target.number, move.source.number)
         self._book()
@@ -412,7 +416,7 @@ class Controller(Watcher):
         roster = self._scheduler.roster
         facts = []
         for worker in self._crew.workers:
-            may_move = settled and self._scheduler.settings.may_move
+            may_move = settled and self._scheduler.settings.may_move and roster.moves.may_be_made
             may_move = may_move and not (is_asked and roster.count_flights(worker))
             # Nothing is done on an estimate alone: the next reading tells.
             is_told = is_asked or not self._account.is_estimated(worker.number)

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from forebay.workers.crew import Crew, WorkerProcess
 
 
+_MOST_FAILURES = 3
+"""Spares that could not be started or died, after which no further move is tried."""
+
+
 @final
 class Move:
     """One move under way.
@@ -61,7 +65,13 @@ class Moves:
         self._crew = crew
         self._count_flights = count_flights
         self._move: Move | None = None
+        self._failures = 0
         self.done = 0
+
+    @property
+    def may_be_made(self) -> bool:
+        """Whether moves have a chance: where spares cannot be started, nobody waits for one."""
+        return self._failures < _MOST_FAILURES
 
     @property
     def is_busy(self) -> bool:
@@ -102,7 +112,7 @@ class Moves:
         if move is None or move.is_asked:
             return
         if move.target.has_ended:  # it could not be started, or died: all stays as it is
-            self._move = None
+            self._give_up()
         elif self._is_target_up(move) and not self._count_flights(move.source):
             move.is_asked = True
             self._crew.tell(move.source, HandOver(move.streams))
@@ -115,6 +125,7 @@ class Moves:
         source, target = move.source, move.target
         if target.has_ended:
             self._crew.tell(source, Adopt(handed.streams))  # back where they came from
+            self._give_up()
             return None
         self._crew.tell(target, Adopt(handed.streams))
         target.streams = (*target.streams, *move.streams)
@@ -125,6 +136,10 @@ class Moves:
             self._crew.dismiss(source)
         self.done += 1
         return move
+
+    def _give_up(self) -> None:
+        self._move = None
+        self._failures += 1
 
     @staticmethod
     def _is_target_up(move: Move) -> bool:
