@@ -52,6 +52,7 @@ class Clock:
 
     def __init__(self, engine: Engine) -> None:
         self.bell = _make_bell()
+        self._bell_lock = threading.Lock()  # guards the bell against being closed while it rings
         self._is_stopped = False
         self._thread = threading.Thread(
             target=_run, args=(weakref.ref(engine), self), name="forebay-clock", daemon=True
@@ -72,8 +73,16 @@ class Clock:
 
     def ring(self) -> None:
         """Wake the thread."""
-        if self.bell >= 0:
-            os.write(self.bell, (1).to_bytes(8, "little"))
+        with self._bell_lock:  # it closes the bell when it ends, which may be now
+            if self.bell >= 0:
+                os.write(self.bell, (1).to_bytes(8, "little"))
+
+    def take_down(self) -> None:
+        """Close the bell; for the thread, when it ends."""
+        with self._bell_lock:
+            if self.bell >= 0:
+                os.close(self.bell)
+                self.bell = -1
 
 
 def _make_bell() -> int:
@@ -95,9 +104,7 @@ def _run(reference: weakref.ref[Engine], clock: Clock) -> None:
         while engine.try_tick(TICK_S):
             pass
         del engine
-    if clock.bell >= 0:
-        os.close(clock.bell)
-        clock.bell = -1
+    clock.take_down()
 
 
 @final
