@@ -174,6 +174,14 @@ def test_the_table_says_who_was_killed_and_where_forebay_loses() -> None:
     assert head.count("|") == rule.count("|") == line.count("|") == len(COLUMNS) + 1
 
 
+def test_the_summary_does_not_count_who_was_not_run_as_killed() -> None:
+    words = " ".join(
+        summarise_cases(make_cases([killed("torch"), outcome("forebay")], CONTESTANTS))
+    )
+    assert "torch as it comes survived 0 of 1" in words
+    assert "recipe nowhere, since it was not run" in words
+
+
 def test_a_record_is_read_back_as_it_was_written() -> None:
     outcomes = [outcome(), killed("forebay")]
     data = json.loads(json.dumps(as_data(outcomes, {"words": "a machine"}, CONTESTANTS)))

@@ -64,6 +64,8 @@ def _cells(cases: Sequence[Case]) -> list[list[report.Cell]]:
 def _workload_section(name: str, cases: Sequence[Case]) -> report.Html:
     mine = [case for case in cases if case.workload == name]
     budgets = [case.budget_bytes / MIB for case in mine]
+    if len(budgets) == 1:
+        return report.section(name, report.notes(["One budget makes no curve: see the table."]))
     curves, moments = [], []
     for role, label, colour in _ROLES:
         rows: list[Row | None] = [getattr(case, role) for case in mine]

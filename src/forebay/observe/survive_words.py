@@ -77,13 +77,13 @@ def summarise_cases(cases: Sequence[Case]) -> list[str]:
     alive = [case for case in ours if case.forebay and case.forebay.verdict == "survived"]
     kept = [case for case in alive if case.forebay and case.forebay.kept]
     lone = [case for case in alive if case.best is None]
-    default = [case for case in cases if case.default and case.default.verdict == "survived"]
-    recipe = [case for case in cases if case.recipe and case.recipe.verdict == "survived"]
+    default = _count_alive([case.default for case in cases])
+    recipe = _count_alive([case.recipe for case in cases])
     slow = [case for case in alive if case.ratio is not None and case.ratio < GOAL_FRAC]
     first = (
         f"Of {len(ours)} workloads within a budget, forebay survived {len(alive)} and kept the "
-        f"budget in {len(kept)}; torch as it comes survived {len(default)}, with the article's "
-        f"recipe {len(recipe)}."
+        f"budget in {len(kept)}; torch as it comes survived {default}, with the article's "
+        f"recipe {recipe}."
     )
     lines = [first, f"In {len(lone)} no setting of torch's survived where forebay did."]
     if slow:
@@ -98,6 +98,13 @@ def summarise_cases(cases: Sequence[Case]) -> list[str]:
         f"torch with as many workers survived nowhere: {unknown} of {len(cases)}."
     )
     return lines
+
+
+def _count_alive(rows: Sequence[Row | None]) -> str:
+    run = [row for row in rows if row is not None]
+    if not run:
+        return "nowhere, since it was not run"
+    return f"{sum(row.verdict == 'survived' for row in run)} of {len(run)}"
 
 
 def markdown(cases: Sequence[Case]) -> str:
