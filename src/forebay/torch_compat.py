@@ -160,20 +160,23 @@ def tell_threads_apart() -> None:
     """
     if not hasattr(_worker, "_forebay_threads"):
         _worker._forebay_threads = _thread_infos  # type: ignore[attr-defined]
-        _worker._forebay_stack_code = _TORCHS_TENSOR_COLLATE.__code__  # type: ignore[attr-defined]
+        _worker._forebay_collate = _TORCHS_TENSOR_COLLATE.__code__  # type: ignore[attr-defined]
+        _worker._forebay_stack = _stack.__code__  # type: ignore[attr-defined]
         _worker._forebay_frame = sys._getframe  # type: ignore[attr-defined]
         _worker.get_worker_info.__code__ = _find_info.__code__
 
 
 def _find_info() -> Any:
     # Runs with the globals of torch's module. torch's tensor collate asks in order to stack into
-    # shared memory, for another process: what a thread stacks needs none.
+    # shared memory, for another process: what a thread stacks needs none. Our own collate leaves
+    # to it what it refuses, and a thread is to hear the refusals of a worker.
     info = getattr(_forebay_threads, "info", None)  # type: ignore[name-defined]  # noqa: F821
     if info is None:
         return _worker_info  # type: ignore[name-defined]  # noqa: F821
-    if _forebay_frame(1).f_code is _forebay_stack_code:  # type: ignore[name-defined]  # noqa: F821
-        return None
-    return info
+    caller = _forebay_frame(1)  # type: ignore[name-defined]  # noqa: F821
+    if caller.f_code is not _forebay_collate:  # type: ignore[name-defined]  # noqa: F821
+        return info
+    return info if caller.f_back.f_code is _forebay_stack else None  # type: ignore[name-defined]  # noqa: F821
 
 
 _thread_infos = threading.local()
