@@ -15,6 +15,8 @@ import ctypes
 import functools
 import mmap
 import os
+import platform
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any, final
@@ -23,6 +25,14 @@ from forebay.units import MIB, PAGE_BYTES
 
 HUGE_BYTES = 2 * MIB
 """A huge page of x86-64, and of arm64 with pages of 4 KiB."""
+
+_KNOWN_MACHINES = {"x86_64", "aarch64", "riscv64"}
+_MAP_NORESERVE: int = getattr(
+    mmap,
+    "MAP_NORESERVE",  # Python 3.13; the kernel's number, which some machines have their own of
+    0x4000 if sys.platform == "linux" and platform.machine() in _KNOWN_MACHINES else 0,
+)
+"""Without it the kernel refuses private addresses in bulk, although nobody touches them."""
 
 
 @final
@@ -78,7 +88,7 @@ class PrivatePages:
     fd = -1
 
     def __init__(self, reserve_bytes: int) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self.mapping = mmap.mmap(-1, reserve_bytes, flags=flags)
         anchor = ctypes.c_char.from_buffer(self.mapping)
         self._address = ctypes.addressof(anchor)
