@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,34 +142,6 @@ def test_a_reason_is_said_once_however_often_it_is_met(tree: Tree) -> None:
     for _ in range(3):
         probe.read_cgroups()
     assert probe.degraded == {"memory.max is not a number"}
-
-
-@settings(deadline=None)
-@given(st.binary(max_size=60))
-def test_garbage_in_any_file_raises_nothing(garbage: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Tree(Path(folder))
-        tree.member("4:memory:/a", "2:cpu:/a", "0::/b")
-        tree.v1("/a")
-        tree.v2("/b", mount="cgroup/unified")
-        tree.process(7, children=(8,))
-        for path in ("cpu.cfs_quota_us", "cpu.max", "cpuset.cpus"):
-            tree.write(f"cgroup/cpu/a/{path}", "")
-        for name in ("meminfo", "pressure/memory", "self/statm", "sys/vm/max_map_count"):
-            tree.write(f"proc/{name}", "")
-        for file in Path(folder).rglob("*"):
-            if file.is_file() and file.name != "cgroup":
-                file.write_bytes(garbage)
-        probe = tree.probe
-        probe.read_cgroups()
-        probe.read_cpu_groups()
-        probe.read_footprint(7, [7])
-        probe.read_statm()
-        probe.read_pressure()
-        probe.read_host()
-        probe.read_max_map_count()
-        tree.root.joinpath("proc/self/cgroup").write_bytes(garbage)
-        probe.read_cgroups()
 
 
 @settings(deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from forebay.memory import probe as probe_module
 from forebay.memory.probe import Probe, ProcessReading, Roots
 from forebay.units import MIB
 from tests.memory.conftest import Groups, give_up, run_inside
@@ -285,3 +287,18 @@ def test_the_address_space_limit_of_a_real_process_binds() -> None:
     limited = f"ulimit -Sv 1048576; exec {sys.executable} -c '{code}'"
     answer = subprocess.run(["sh", "-c", limited], capture_output=True, timeout=60, check=True)
     assert answer.stdout.split() == [b"RLIMIT_AS,RLIMIT_AS,True"]
+
+
+def test_nothing_beside_the_readers_asks_for_rss() -> None:
+    """RSS charges each fork with all that it shares; a decision on it would be on fiction."""
+    readers = {"probe.py", "readings.py", "peak.py"}
+    words = {"rss", "rss_bytes", "memory_info", "memory_percent", "ru_maxrss", "hwm_bytes"}
+    source = Path(probe_module.__file__).parents[1]
+    wrong = [
+        f"{file.relative_to(source)}:{node.lineno}: {node.attr}"
+        for file in source.rglob("*.py")
+        if file.name not in readers and "bench" not in file.parts
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in words
+    ]
+    assert not wrong

@@ -209,6 +209,7 @@ def read_foreign(mount: Iterable[str] = ()) -> list:
     return json.loads(answer.stdout)
 
 
+@pytest.mark.cgroup
 def test_a_process_of_another_user_makes_the_footprint_incomplete() -> None:
     seen, gone, only_own, told, has_use = read_foreign()
     assert (seen, gone, only_own) == (False, True, True)
@@ -216,6 +217,7 @@ def test_a_process_of_another_user_makes_the_footprint_incomplete() -> None:
     assert has_use  # the scheduler's counts are open to all
 
 
+@pytest.mark.cgroup
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_process_that_proc_hides_makes_the_footprint_incomplete(level: int) -> None:
     mount = ["mount", "-t", "proc", "-o", f"hidepid={level}", "proc", "/proc"]
@@ -242,6 +244,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.cgroup
 def test_without_a_proc_what_can_be_read_is_read_and_the_rest_is_said_once() -> None:
     if os.getuid():
         give_up("hiding /proc needs root")

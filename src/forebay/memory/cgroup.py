@@ -187,7 +187,7 @@ def _read_v1(
         limit, source = hidden, f"cgroup {path} {_V1_HIDDEN}"
     if limited_only and limit is None:
         return None
-    usage = files.read_int(f"{folder}/memory.usage_in_bytes")
+    usage = files.read_count(f"{folder}/memory.usage_in_bytes")
     if printed is None and usage is None:
         return None
     return CgroupReading(
@@ -209,7 +209,7 @@ def _read_v2(
     high = _read_max(files, f"{folder}/memory.high")
     if limited_only and limit is None and high is None:
         return None
-    usage = files.read_int(f"{folder}/memory.current")
+    usage = files.read_count(f"{folder}/memory.current")
     if usage is None and limit is None:
         return None
     stat = files.read_fields(f"{folder}/memory.stat", *_V2_STAT)

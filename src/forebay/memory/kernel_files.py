@@ -65,6 +65,14 @@ class KernelFiles:
             self.note(f"{os.path.basename(path)} is not a number")  # noqa: PTH119
         return number
 
+    def read_count(self, path: Path | str) -> int | None:
+        """As `read_int`, of what cannot be below 0."""
+        number = self.read_int(path)
+        if number is not None and number < 0:
+            self.note(f"{os.path.basename(path)} is below 0")  # noqa: PTH119
+            return None
+        return number
+
     def read_fields(self, path: Path | str, *names: str) -> dict[str, int]:
         """The numbers behind `names` in `path` (kB becomes bytes); empty when absent."""
         return parse_fields(self.read(path) or "", names)

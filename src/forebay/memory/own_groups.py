@@ -74,7 +74,7 @@ def read_sole_bytes(
 def _read_events_v1(files: KernelFiles, folder: str) -> tuple[int, int, int] | None:
     # Each group counts only its own here: the kernel stops at the first one.
     kills = files.read_fields(f"{folder}/memory.oom_control", "oom_kill").get("oom_kill")
-    limit_met = files.read_int(f"{folder}/memory.failcnt")
+    limit_met = files.read_count(f"{folder}/memory.failcnt")
     return None if kills is None and limit_met is None else (kills or 0, 0, limit_met or 0)
 
 
@@ -111,7 +111,7 @@ def _read_held(files: KernelFiles, folder: str, version: int) -> int | None:
     if version == 1:
         swapped = stat.get("total_swap", 0) - stat.get("total_swapcached", 0)
     else:
-        swapped = files.read_int(f"{folder}/memory.swap.current") or 0
+        swapped = files.read_count(f"{folder}/memory.swap.current") or 0
         swapped -= stat.get("swapcached", 0)
     # What was swapped in and still has its place in swap would count twice.
     return sum(resident) + max(0, swapped)

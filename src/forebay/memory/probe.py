@@ -286,7 +286,7 @@ class Probe:
 
     def read_max_map_count(self) -> int | None:
         """How many mappings a process may have (65,530 by default); None off Linux."""
-        return self._files.read_int(self._roots.proc / "sys/vm/max_map_count")
+        return self._files.read_count(self._roots.proc / "sys/vm/max_map_count")
 
     def read_shm(self) -> ShmReading | None:
         """The size of /dev/shm (64 MiB in Docker); None where there is none."""
