@@ -18,6 +18,7 @@ PURE = (
     "forebay.memory.crew_account",
     "forebay.memory.policy",
     "forebay.memory.window",
+    "forebay.memory.pinned",
     "forebay.memory.planner",
     "forebay.flow.order",
 )
