@@ -205,13 +205,13 @@ class LateAndLarge(Numbered):
             time.sleep(0.3)  # they are on their way
         elif index in {7, 8}:
             note(self.place / "made", index)
-        return torch.full((85 * 2**20 if index == 6 else 12 * 2**20,), index, dtype=torch.uint8)
+        return torch.full((63 * 2**20 if index == 6 else 12 * 2**20,), index, dtype=torch.uint8)
 
 
 def evicting(place: str) -> None:
     """Ready batches must make room for the next one."""
     loader = make_loader(
-        LateAndLarge(Path(place)), batch_size=1, num_workers=3, memory_budget="150MiB"
+        LateAndLarge(Path(place)), batch_size=1, num_workers=3, memory_budget="126MiB"
     )
     given = []
     iterator = iter(loader)
