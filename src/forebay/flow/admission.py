@@ -166,7 +166,8 @@ class Admission:
         """
         spare = max(0, self.ledger.workers_bytes - self.ledger.workers_least_bytes)
         spare += stranded_bytes + self.ledger.promised_bytes
-        spare += self.ledger.seat.unpromised_bytes  # what is kept for such moments
+        # What is kept for such moments; and what may be back in the next.
+        spare += self.ledger.seat.unpromised_bytes + self.ledger.seat.withheld_bytes
         if self._is_lent_on_trust:
             spare += min(self._block_bytes(), self._held_across_bytes)
         return self._estimate_growth(size_bytes) <= self._read_free() + spare
@@ -296,7 +297,7 @@ class Admission:
     ) -> BaseException:
         """The error for a batch that does not fit beside what the consumer holds."""
         ledger, seat = self.ledger, self.ledger.seat
-        asked = seat.whole_bytes
+        asked = seat.whole_bytes + seat.withheld_bytes
         workers = min(ledger.workers_bytes, ledger.workers_least_bytes)
         beside = workers + self.lender.lent_bytes
         needed = size_bytes + beside + seat.unpromised_bytes

@@ -139,6 +139,7 @@ class Controller(Watcher):
         self._cpu: dict[int, CpuUse] = {}
         self._cpu_wait_frac = 0.0
         self._group: tuple[int, int, int] | None = None  # the group, main, the arena: when read
+        self._group_footprint_bytes = 0  # and the footprint then
         self._has_trimmed = False
         self._leaving: dict[WorkerProcess, float] = {}  # told to end, and when
         self._asking_since_s: float | None = None  # other loaders of the budget
@@ -208,12 +209,13 @@ class Controller(Watcher):
         if reading.pids:
             self._note(now_s, reading, reading.count_part(own))
             self._group = self._read_group(own)
+            if self._group is not None:
+                self._group_footprint_bytes = self.workers_bytes + self._group[2]
 
     def _follow(self) -> None:
         """The budget follows what the machine has left."""
         seat = self._ledger.seat
-        there = self.workers_bytes + self._account.fresh_bytes
-        seat.measured_bytes = there + self._arena.read_resident_bytes()
+        seat.measured_bytes = self._measure_now()
         if not seat.is_alone:  # what it can always come by: one worker, and the next batch
             least = min(self._account.least_bytes, ZYGOTE_BYTES + WORKER_BYTES)
             seat.reserved_bytes = least + self._admission.estimate_batch()
@@ -260,6 +262,19 @@ class Controller(Watcher):
         if group is None or statm is None:
             return None
         return group, statm.anonymous_bytes, self._arena.read_resident_bytes()
+
+    def _measure_now(self) -> int:
+        """The footprint at this moment, with what fetches have just now if that can be told.
+
+        What it leaves out would be taken for somebody else's, and the budget would yield to it.
+        """
+        if self._group is not None:
+            now = self._read_group(self._probe.read_tree([self._crew.zygote_pid]))
+            if now is not None:
+                group, main, _ = (new - old for new, old in zip(now, self._group, strict=True))
+                return max(0, self._group_footprint_bytes + group - main)
+        there = self.workers_bytes + self._account.fresh_bytes
+        return there + self._arena.read_resident_bytes()
 
     def _note_group(self) -> None:
         """What workers have grown by since the last full reading, exact and for 0.1 ms."""

@@ -130,7 +130,7 @@ class Budget(SharedBudget):
         size = policy.decide_size(self._read_asked(), reach, now)
         self._is_read = True
         if size != now:
-            table.resize(policy.decide_promised(size), size)
+            table.resize(policy.decide_promised(size), size, self._read_asked() or 0)
         self._source = self._say_source(room, size)
         self._is_bound_by_host = room is not None and room.source == HOST
 

@@ -33,6 +33,7 @@ class Table:
             held: nothing is revoked, nobody enters.
         whole_bytes: All that may exist; the part above `promised_bytes` is for what nobody
             can promise.
+        asked_bytes: What the user asked for, when the machine leaves less for the moment.
 
     Args:
         promised_bytes: See above.
@@ -45,6 +46,7 @@ class Table:
     ) -> None:
         self.promised_bytes = promised_bytes
         self.whole_bytes = promised_bytes if whole_bytes is None else whole_bytes
+        self.asked_bytes = self.whole_bytes
         self._lock = contextlib.nullcontext() if lock is None else lock
         self._seats: tuple[Seat, ...] = ()  # replaced whole, so that it is read without the lock
 
@@ -63,10 +65,11 @@ class Table:
         """What all seats together were last seen to hold."""
         return sum(seat.measured_bytes for seat in self._seats)
 
-    def resize(self, promised_bytes: int, whole_bytes: int) -> None:
+    def resize(self, promised_bytes: int, whole_bytes: int, asked_bytes: int = 0) -> None:
         """Another size, from now on."""
         with self._lock:
             self.promised_bytes, self.whole_bytes = promised_bytes, whole_bytes
+            self.asked_bytes = max(asked_bytes, whole_bytes)
 
     def sit(self, reserved_bytes: int = 0) -> Seat:
         """A seat that can always come by `reserved_bytes`."""
@@ -125,6 +128,11 @@ class Seat:
     def whole_bytes(self) -> int:
         """The most that may exist because of it now."""
         return self._table.whole_bytes - self._count_others()
+
+    @property
+    def withheld_bytes(self) -> int:
+        """What the machine does not leave of it for the moment."""
+        return self._table.asked_bytes - self._table.whole_bytes
 
     @property
     def unpromised_bytes(self) -> int:
