@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 import forebay
 
 MIB = 1024**2
-PRESSED_S = 10.0
+PRESSED_S = 16.0
 TELL_S = 0.1
 IDLE_S = 2.0
 LARGE_MIB = 100
