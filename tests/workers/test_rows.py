@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
+from forebay import torch_compat
 from forebay.workers.rows import Rows, plan_rows
 from tests.parity.batches import COLLATED, Make, Pair, counting
 from tests.parity.compare import assert_same
@@ -20,14 +21,10 @@ DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16, torch.uint8)
 KINDS = ("f4", "i8", "u1", "?", "c8")
 
 
-def allocate(size_bytes: int) -> torch.Tensor:
-    return torch.empty(size_bytes, dtype=torch.uint8)
-
-
 def opened(first: Any, length: int) -> Rows:
     rows = plan_rows(first, length)
     assert rows is not None
-    rows.open(allocate)
+    rows.open_alone()
     return rows
 
 
@@ -35,12 +32,12 @@ def by_rows(samples: list[Any], gather: int, length: int | None = None) -> Any:
     """The batch, gathered as a worker does; the samples in a list where they are odd."""
     rows = plan_rows(samples[0], length or len(samples))
     if rows is None:
-        return default_collate(samples)
-    rows.open(allocate)
+        return torch_compat.collate_privately(samples)
+    rows.open_alone()
     for start in range(0, len(samples), gather):
         group = samples[start : start + gather]
         if not rows.put(group):
-            return default_collate([*rows.unwrite(), *samples[start:]])
+            return torch_compat.collate_privately([*rows.unwrite(), *samples[start:]])
     return rows.finish()
 
 
@@ -127,7 +124,8 @@ def test_an_odd_sample_anywhere_gets_torchs_result_or_torchs_error(
     samples = [make(index) for index in range(count)]
     samples.insert(data.draw(st.integers(0, count)), make_odd(count))
     gather = data.draw(st.integers(1, 4))
-    expected = told(lambda: default_collate(samples))
+    # As in a worker, where mixed dtypes become that of the first sample.
+    expected = told(lambda: torch_compat.collate_privately(samples))
     assert_same([expected], [told(lambda: by_rows(samples, gather))])
 
 
@@ -204,3 +202,50 @@ def test_equal_outlines_mean_equal_structure() -> None:
     assert all(outline(other, 3) != outline(sample, 3) for other in others)
     assert outline(sample, 2) != outline(sample, 3)
     assert outline([torch.zeros(2), 1], 3) is None
+
+
+def test_rows_serve_the_next_batch_that_begins_alike_and_keep_nothing_of_the_last() -> None:
+    rows = opened(counting(0, 5), 2)
+    assert rows.put([counting(0, 5), counting(1, 5)])
+    first = rows.finish()
+    rows.clear()
+    assert rows.try_begin(counting(2, 5), 2)
+    rows.open_alone()
+    assert rows.put([counting(2, 5), counting(3, 5)])
+    assert_same(freeze(default_collate([counting(2, 5), counting(3, 5)])), freeze(rows.finish()))
+    assert_same(freeze(default_collate([counting(0, 5), counting(1, 5)])), freeze(first))
+
+
+BEGUN: dict[str, Any] = {"x": torch.zeros(3), "y": [np.zeros(2, np.float32), 1]}
+UNLIKE: dict[str, Any] = {
+    "another shape": {**BEGUN, "x": torch.zeros(4)},
+    "another type of elements": {**BEGUN, "x": torch.zeros(3, dtype=torch.int32)},
+    "an array for a tensor": {**BEGUN, "x": np.zeros(3, np.float32)},
+    "a tensor for an array": {**BEGUN, "y": [torch.zeros(2), 1]},
+    "a tensor that wants gradients": {**BEGUN, "x": torch.zeros(3, requires_grad=True)},
+    "a class of tensors": {**BEGUN, "x": torch.nn.Parameter(torch.zeros(3))},
+    "another order of keys": {"y": BEGUN["y"], "x": BEGUN["x"]},
+    "a key more": {**BEGUN, "z": 1},
+    "another key": {"x": BEGUN["x"], "z": BEGUN["y"]},
+    "a tuple for a list": {**BEGUN, "y": tuple(BEGUN["y"])},
+    "a longer list": {**BEGUN, "y": [*BEGUN["y"], 1]},
+    "an object for a number": {**BEGUN, "y": [BEGUN["y"][0], object()]},
+    "another container": [BEGUN],
+    "a tensor alone": torch.zeros(3),
+}
+
+
+@pytest.mark.parametrize("sample", UNLIKE.values(), ids=UNLIKE.keys())
+def test_a_batch_that_begins_otherwise_is_laid_out_anew(sample: Any) -> None:
+    assert not opened(BEGUN, 2).try_begin(sample, 2)
+
+
+def test_a_batch_of_another_length_is_laid_out_anew() -> None:
+    assert not opened(BEGUN, 2).try_begin(BEGUN, 3)
+
+
+def test_a_short_batch_takes_the_front_of_its_rows() -> None:
+    rows = opened(counting(0, 5), 4)
+    assert rows.put([counting(0, 5), counting(1, 5)])
+    (taken,) = rows.take_alone()
+    assert bytes(taken) == default_collate([counting(0, 5), counting(1, 5)]).numpy().tobytes()

@@ -30,6 +30,12 @@ def space_in(memory: mmap.mmap, capacity_bytes: int = CAPACITY) -> Space:
     return Space(Mapping(memory), OFFSET, capacity_bytes)
 
 
+def take(space: Space, length: int) -> torch.Tensor:
+    part = space.take(length)
+    assert part is not None
+    return part
+
+
 @given(LENGTHS)
 @settings(deadline=None)
 def test_parts_are_aligned_do_not_overlap_and_stay_inside(lengths: list[int]) -> None:
@@ -69,8 +75,8 @@ def test_a_buffer_is_copied_in_once(memory: mmap.mmap) -> None:
 
 def test_what_was_written_into_the_draft_already_stays_where_it_is(memory: mmap.mmap) -> None:
     space = space_in(memory)
-    space.take_all(100)
-    part = space.take_all(200).fill_(7)
+    take(space, 100)
+    part = take(space, 200).fill_(7)
     used = space.used_bytes
     assert space.bring(part[50:150].numpy()) == (OFFSET + 128 + 50, 100)
     assert space.used_bytes == used
@@ -78,7 +84,7 @@ def test_what_was_written_into_the_draft_already_stays_where_it_is(memory: mmap.
 
 def test_what_lies_in_another_draft_is_copied(memory: mmap.mmap) -> None:
     mapping = Mapping(memory)
-    before = Space(mapping, 0, OFFSET).take_all(100).fill_(5)
+    before = take(Space(mapping, 0, OFFSET), 100).fill_(5)
     space = Space(mapping, OFFSET, CAPACITY)
     assert space.bring(before.numpy()) == (OFFSET, 100)
     assert memory[OFFSET + 99] == 5
@@ -86,12 +92,12 @@ def test_what_lies_in_another_draft_is_copied(memory: mmap.mmap) -> None:
 
 def test_a_part_that_does_not_fit_is_refused_and_takes_nothing(memory: mmap.mmap) -> None:
     space = space_in(memory, PAGE_BYTES)
-    space.take_all(100)
+    take(space, 100)
     assert space.take(PAGE_BYTES) is None
     assert space.bring(np.zeros(PAGE_BYTES, np.uint8)) is None
     assert space.used_bytes == 100
     with pytest.raises(ValueError, match="5000 bytes do not fit into a block of 4096"):
-        space.take_all(5000)
+        space.note_used(5000)
 
 
 def test_empty_buffers_take_nothing(memory: mmap.mmap) -> None:
@@ -103,6 +109,6 @@ def test_empty_buffers_take_nothing(memory: mmap.mmap) -> None:
 
 
 def test_parts_are_writable_as_any_dtype(memory: mmap.mmap) -> None:
-    part = space_in(memory).take_all(40)
+    part = take(space_in(memory), 40)
     part.view(torch.float64).copy_(torch.arange(5))
     assert np.frombuffer(memory[OFFSET : OFFSET + 40]).tolist() == [0, 1, 2, 3, 4]

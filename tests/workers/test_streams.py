@@ -17,6 +17,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from forebay import torch_compat
 from forebay.workers.job import Job
+from forebay.workers.randomness import enter_stream
 from forebay.workers.streams import RandomState, Streams, mix_seed, seed_generators
 
 MAP_KIND = torch.utils.data.dataloader._DatasetKind.Map
@@ -29,6 +30,7 @@ def this_process_is_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     state = RandomState.take()
     yield
     state.put()
+    enter_stream(None)
 
 
 def job(

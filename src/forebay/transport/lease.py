@@ -209,7 +209,13 @@ class Lender:
     def lend(self, ready: Ready) -> list[object]:
         """One writable buffer a span: leases for the large, heap copies for the small."""
         parts = _Parts(ready.block)
-        buffers = [self._lend_one(parts, offset, length) for offset, length in ready.spans]
+        with memoryview(self._arena.mapping) as view:
+            buffers = [
+                bytearray(view[offset : offset + length])
+                if length <= SMALL_BYTES
+                else self._lend_one(parts, offset, length)
+                for offset, length in ready.spans
+            ]
         if parts.open:
             self._partial.add(parts)
             _note_gaps(parts, ready.spans)
@@ -269,8 +275,6 @@ class Lender:
         return sum(length for parts in self._partial for _, length in parts.free)
 
     def _lend_one(self, parts: _Parts, offset: int, length: int) -> object:
-        if length <= SMALL_BYTES:
-            return self._copy(offset, length)
         exporter = _exporter_type(length).from_buffer(self._arena.mapping, offset)
         lease = Lease(exporter, _end)
         lease.parts, lease.offset, lease.length = parts, offset, round_up_to_page(length)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+import numpy as np
 import torch
 
 
@@ -48,10 +49,36 @@ class Recipe:
     def rebuild(self, buffers: Sequence[object]) -> Any:
         """The batch of these buffers; fresh containers each time."""
         tensors = [
-            torch.frombuffer(buffer, dtype=dtype).view(size)
+            rebuild_small(buffer, dtype, size)
+            if type(buffer) is bytearray
+            else torch.frombuffer(buffer, dtype=dtype).view(size)
             for buffer, (dtype, size) in zip(buffers, self._kinds, strict=True)
         ]
         return tensors[0] if self._skeleton is _TENSOR else _fill(self._skeleton, iter(tensors))
+
+
+def rebuild_small(buffer: bytearray, dtype: torch.dtype, size: torch.Size) -> torch.Tensor:
+    """A tensor over a buffer of its own, at a third of the cost of the usual way.
+
+    Of torch's operators even `view` lets go of the interpreter lock, and where other threads
+    want it, coming by it again costs more than all else. NumPy's constructor keeps it. (Not
+    for memory that is lent: there nothing but its exporter may stand for the buffer.)
+    """
+    array_type = _ARRAY_TYPES.get(dtype)
+    if not buffer:
+        return torch.empty(size, dtype=dtype)
+    if array_type is None:
+        return torch.frombuffer(buffer, dtype=dtype).view(size)
+    return torch.from_numpy(np.ndarray(size, array_type, buffer))
+
+
+_ARRAY_TYPES: dict[torch.dtype, np.dtype[Any]] = {
+    dtype: torch.empty(0, dtype=dtype).numpy().dtype
+    for dtype in (
+        *(torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16),
+        *(torch.uint8, torch.int8, torch.bool, torch.complex64, torch.complex128),
+    )
+}
 
 
 def derive_recipe(batch: Any, buffers: Sequence[object]) -> Recipe | None:

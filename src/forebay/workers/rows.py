@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import numpy as np
 import torch
 
 from forebay import torch_compat
+from forebay.transport.recipe import rebuild_small
 from forebay.units import KIB
-from forebay.workers.space import next_start
+from forebay.workers.space import Space, next_start
 
 GATHER_BYTES = 512 * KIB
 """Samples are gathered up to so many bytes before they are written: a call to stack costs
@@ -34,8 +35,8 @@ GATHER_BYTES = 512 * KIB
 
 _OBJECT_OR_TEXT = re.compile(r"[SaUO]")  # torch's pattern for arrays that it refuses
 
-OpenRows: TypeAlias = Callable[[int], torch.Tensor]
-"""Gives so many bytes as a flat uint8 tensor."""
+_MOST_OPENED = 64
+"""Blocks of which the rows are kept: a window's, usually."""
 
 
 @final
@@ -68,9 +69,10 @@ class Field:
         rows: The rows, once opened; shape (length of the batch, *shape of the sample).
         kept: Set when the dataset holds the memory of its samples, and may yet write to it:
             then they are kept, which costs nothing, and stacked last, as torch does.
+        buffer: The memory of its rows, when it is of their own.
     """
 
-    __slots__ = ("dtype", "is_array", "kept", "offset", "row_bytes", "rows", "shape")
+    __slots__ = ("buffer", "dtype", "is_array", "kept", "offset", "row_bytes", "rows", "shape")
 
     def __init__(self, first: Any, used: int, length: int) -> None:
         self.is_array = isinstance(first, np.ndarray)
@@ -82,6 +84,15 @@ class Field:
         self.offset = next_start(used, self.row_bytes * length)
         self.rows: torch.Tensor | None = None
         self.kept: list[Any] | None = None
+        self.buffer: bytearray | None = None
+
+    def accepts(self, first: Any) -> bool:
+        """Whether another batch's first sample has the same here."""
+        if self.is_array:
+            is_same = type(first) is np.ndarray and _torch_dtype(first.dtype) is self.dtype
+        else:
+            is_same = type(first) is torch.Tensor and first.dtype is self.dtype
+        return is_same and first.shape == self.shape and _is_usual(first)
 
     def put(self, start: int, column: list[Any]) -> bool:
         """Take rows from `start` on; False if they are of another shape or kind."""
@@ -94,10 +105,19 @@ class Field:
         """Write rows from `start` on; False if they are of another shape or kind."""
         assert self.rows is not None
         rows = [torch.as_tensor(row) for row in column] if self.is_array else column
-        if rows[0].shape != self.shape or not torch_compat.is_plain(rows[0]):
+        # The first one of all has shown its shape and kind already.
+        if start and (rows[0].shape != self.shape or not torch_compat.is_plain(rows[0])):
             return False  # stack would resize its `out` with a warning
-        out = self.rows[start : start + len(rows)]
+        out = self.rows if len(rows) == len(self.rows) else self.rows[start : start + len(rows)]
         return torch.stack(rows, 0, out=out) is out
+
+    def take_buffer(self, count: int, length: int) -> bytearray:
+        """The bytes of the first `count` of `length` rows."""
+        assert self.buffer is not None
+        if count == length:
+            return self.buffer
+        with memoryview(self.buffer) as view:
+            return bytearray(view[: count * self.row_bytes])
 
     def first(self, count: int) -> torch.Tensor:
         """The first `count` rows."""
@@ -141,6 +161,29 @@ class Rows:
             used = next_start(used, 8 * length) + 8 * length
         self.size_bytes = used
         self.sample_bytes = sum(field.row_bytes for field in self.fields)
+        self.usual: tuple[int, ...] | None = None
+        self._outlines: dict[int, Any] = {}
+        self._opened: dict[int, list[torch.Tensor]] = {}
+
+    def try_begin(self, first: Any, length: int) -> bool:
+        """Begin another batch, if `first` is laid out like the first sample of the last one."""
+        if length != self._length or torch_compat.has_collate_extensions():
+            return False
+        leaves: list[Any] = []
+        if not _is_like(self._skeleton, first, leaves):
+            return False
+        return all(
+            target.accepts(leaf) if type(target) is Field else type(leaf) in _PLAIN
+            for target, leaf in zip(self._targets, leaves, strict=True)
+        )
+
+    def clear(self) -> None:
+        """Hold nothing of the last batch any more."""
+        self._count = 0
+        for field in self.fields:
+            field.rows = field.kept = field.buffer = None
+        for column in self._scalars:
+            column.clear()
 
     def keep_held(self, first: Any, usual: tuple[int, ...]) -> None:
         """Keep the samples of fields whose memory somebody else holds.
@@ -179,14 +222,46 @@ class Rows:
         """Equal for batches that differ in nothing but their bytes; None with scalars."""
         if self._scalars:
             return None
-        kinds = tuple((field.dtype, field.shape) for field in self.fields)
-        return _freeze(self._skeleton), kinds, self._count
+        outline: tuple[Any, ...] | None = self._outlines.get(self._count)
+        if outline is None:
+            kinds = tuple((field.dtype, field.shape) for field in self.fields)
+            outline = self._outlines[self._count] = (
+                *(_freeze(self._skeleton), kinds, self._count),
+            )
+        return outline
 
-    def open(self, open_rows: OpenRows) -> None:
-        """Take the memory that the rows go to: for each field a storage of its own."""
+    def open_alone(self) -> None:
+        """Take memory for the rows, for each field a piece of its own."""
         for field in self.fields:
-            flat = open_rows(field.row_bytes * self._length)
-            field.rows = flat.view(field.dtype).view(self._length, *field.shape)
+            field.buffer = bytearray(field.row_bytes * self._length)
+            size = torch.Size((self._length, *field.shape))
+            field.rows = rebuild_small(field.buffer, field.dtype, size)
+
+    def open_in(self, space: Space) -> None:
+        """The same in a block. Few blocks go round and round, so what looks at them is kept."""
+        place = space.locate(0)
+        known = self._opened.get(place)
+        if known is None:
+            if len(self._opened) >= _MOST_OPENED:
+                self._opened.clear()
+            known = self._opened[place] = [
+                space.look_at(field.offset, self._length * field.shape.numel(), field.dtype).view(
+                    self._length, *field.shape
+                )
+                for field in self.fields
+            ]
+        for field, rows in zip(self.fields, known, strict=True):
+            field.rows = rows
+        last = self.fields[-1]
+        space.note_used(last.offset + last.row_bytes * self._length)
+
+    def take_alone(self) -> tuple[bytearray, ...]:
+        """After `open_alone`, the bytes of each field's rows."""
+        return tuple(field.take_buffer(self._count, self._length) for field in self.fields)
+
+    def locate(self) -> list[tuple[int, int]]:
+        """After `open_in`, where each field's rows are: offset within the block, and length."""
+        return [(field.offset, field.row_bytes * self._count) for field in self.fields]
 
     def put(self, samples: list[Any]) -> bool:
         """Write more samples; False if any is unlike the first, and then none counts."""
@@ -362,6 +437,30 @@ def _flatten(value: Any, leaves: list[Any]) -> Any:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return _FIELD
     return _SCALAR if kind in _PLAIN else _UNUSUAL
+
+
+def _is_like(skeleton: Any, value: Any, leaves: list[Any]) -> bool:
+    """Whether `value` has the containers of `skeleton`; its leaves are appended in order."""
+    kind = type(skeleton)
+    if skeleton is _FIELD or skeleton is _SCALAR:
+        leaves.append(value)
+        return skeleton is _SCALAR or isinstance(value, (torch.Tensor, np.ndarray))
+    if kind is dict:
+        return (
+            type(value) is dict
+            and len(value) == len(skeleton)
+            and all(
+                type(key) is type(other) and key == other and _is_like(part, item, leaves)
+                for (key, part), (other, item) in zip(skeleton.items(), value.items(), strict=True)
+            )
+        )
+    if kind is _Named:
+        kind, skeleton = skeleton.kind, skeleton.items
+    return (
+        type(value) is kind
+        and len(value) == len(skeleton)
+        and all(_is_like(part, item, leaves) for part, item in zip(skeleton, value, strict=True))
+    )
 
 
 def _iterate_scalars(skeleton: Any, *, in_sequence: bool) -> Iterator[bool]:

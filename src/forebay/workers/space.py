@@ -34,6 +34,12 @@ class Mapping:
         """`length` bytes at `offset`, flat, as a storage of their own."""
         return torch.frombuffer(self._mapping, dtype=torch.uint8, count=length, offset=offset)
 
+    def elements(self, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """`count` elements at `offset`, flat."""
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._mapping, dtype=dtype, count=count, offset=offset)
+
 
 @final
 class Space:
@@ -57,13 +63,24 @@ class Space:
         self.used_bytes = start + length
         return self._mapping.tensor(self._offset + start, length)
 
-    def take_all(self, length: int) -> torch.Tensor:
-        """The same, for what main made room for."""
-        part = self.take(length)
-        if part is None:
-            message = f"{length} bytes do not fit into a block of {self.capacity_bytes}"
+    def look_at(self, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """`count` elements at `offset` of the block, flat."""
+        return self._mapping.elements(self._offset + offset, count, dtype)
+
+    def note_used(self, end: int) -> None:
+        """Everything up to `end` is taken; main has made room for it.
+
+        Raises:
+            ValueError: It has not.
+        """
+        if end > self.capacity_bytes:
+            message = f"{end} bytes do not fit into a block of {self.capacity_bytes}"
             raise ValueError(message)
-        return part
+        self.used_bytes = end
+
+    def locate(self, offset: int) -> int:
+        """Where in the arena a part at `offset` of the block is."""
+        return self._offset + offset
 
     def bring(self, buffer: np.ndarray[Any, Any]) -> Span | None:
         """The span of `buffer` within the arena: copied there unless it lies there already."""

@@ -15,7 +15,8 @@ import pickle
 import signal
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -56,6 +57,10 @@ HEAD_BYTES = 64 * 1024
 
 _MOST_HEADS = 64
 """Structures whose pickle is kept: one or two in a usual job."""
+
+
+Gather: TypeAlias = Callable[[int | None], list[Any]]
+"""Gives the next so many samples, or all that are left."""
 
 
 class _StoppedInDataset(Exception):  # noqa: N818 - carries a StopIteration through a generator
@@ -123,6 +128,7 @@ class Worker:
         self._floor_bytes: int | None = None
         self._usual_holders: dict[Any, tuple[int, ...]] = {}  # kind of rows -> `count_holders`
         self._heads: dict[Any, bytes] = {}  # outline of a batch -> its pickled structure
+        self._rows: Rows | None = None  # as the last batch was laid out
 
     def serve(self) -> None:
         """Serve tasks until told to retire.
@@ -235,65 +241,88 @@ class Worker:
         return self._fetch_by_rows(task, stream, space)
 
     def _fetch_by_rows(self, task: Task, stream: Stream, space: Space) -> Done:
-        samples = self._iterate(task, stream)
-        try:
-            first = next(samples)
-        except StopIteration:
+        gather = self._choose_gather(task, stream)
+        gathered = gather(1)
+        if not gathered:
             if self._is_iterable:
-                raise
+                raise StopIteration
             return self._pack(task, torch_compat.collate_privately([]), space)
-        rows = plan_rows(first, len(task.indices))
-        if rows is not None and not self._is_iterable:
-            # An iterable's own loop variable holds its sample too: there nothing can be told.
-            rows.keep_held(first, self._count_usual_holders(rows))
-        # From here on nothing but the chain holds the first sample: it goes with its row.
-        samples = itertools.chain((first,), samples)
-        del first
+        rows = self._lay_out(gathered[0], len(task.indices))
         if rows is None:
-            listed = list(samples)
-            self._refuse_short(task, len(listed))
-            return self._pack(task, _collate_list(listed, space), space)
-        space = self._open_rows(task, rows, samples, space)
-        return self._fill_rows(task, rows, samples, space)
+            gathered += gather(None)
+            self._refuse_short(task, len(gathered))
+            return self._pack(task, _collate_list(gathered, space), space)
+        try:
+            if not self._is_iterable:
+                # An iterable's own loop variable holds its sample too: there nothing can be told.
+                rows.keep_held(gathered[0], self._count_usual_holders(rows))
+            space = self._open_rows(task, rows, gather, space)
+            return self._fill_rows(task, rows, gathered, gather, space)
+        finally:
+            rows.clear()
 
-    def _open_rows(self, task: Task, rows: Rows, samples: Any, space: Space) -> Space:
+    def _lay_out(self, first: Any, length: int) -> Rows | None:
+        """The rows for a batch that begins with `first`; those of the last one, if they fit."""
+        if self._rows is not None and self._rows.try_begin(first, length):
+            return self._rows
+        self._rows = plan_rows(first, length)
+        return self._rows
+
+    def _open_rows(self, task: Task, rows: Rows, gather: Gather, space: Space) -> Space:
         if rows.size_bytes <= INLINE_BYTES:
-            rows.open(_allocate)
+            rows.open_alone()
             return space
         if rows.size_bytes > space.capacity_bytes:
             try:
                 space = self._ask_for_room(task, rows.size_bytes)
             except _NoRoom:
-                for sample in samples:  # the stream's random state must move on as in torch
-                    del sample
+                while gather(1):  # the stream's random state must move on as in torch
+                    pass
                 raise
-        rows.open(space.take_all)
+        rows.open_in(space)
         return space
 
-    def _fill_rows(self, task: Task, rows: Rows, samples: Any, space: Space) -> Done:
+    def _fill_rows(
+        self, task: Task, rows: Rows, gathered: list[Any], gather: Gather, space: Space
+    ) -> Done:
         count, most = 0, rows.gather_count
-        while gathered := list(itertools.islice(samples, most)):
+        gathered += gather(most - 1) if most > 1 else []
+        while gathered:
             count += len(gathered)
             if not rows.put(gathered):
-                listed = [*rows.unwrite(), *gathered, *samples]
+                listed = [*rows.unwrite(), *gathered, *gather(None)]
                 self._refuse_short(task, len(listed))
                 return self._pack(task, torch_compat.collate_privately(listed), space)
             gathered.clear()  # before the next is made, not after
+            gathered += gather(most)
         self._refuse_short(task, count)
         if not rows.write_kept():
             return self._pack(task, torch_compat.collate_privately(rows.unwrite()), space)
-        return self._ship(task, self._encode_rows(rows, rows.outline), space)
+        return self._ship_rows(task, rows, space)
 
     def _count_usual_holders(self, rows: Rows) -> tuple[int, ...]:
-        usual = self._usual_holders.get(rows.kind)
-        if usual is None:
+        if rows.usual is None:
+            rows.usual = self._usual_holders.get(rows.kind)
+        if rows.usual is None:
             if len(self._usual_holders) > _MOST_HEADS:
                 self._usual_holders.clear()
-            # The generator lives on, as it does for real samples: it holds its last one too.
-            samples = _iterate_map(_FreshSamples(rows), (0,))
-            fresh = next(samples)
-            usual = self._usual_holders[rows.kind] = rows.count_usual(fresh)
-        return usual
+            # Held by a list, and by nobody else, as real samples are.
+            fresh = _gather_map(_FreshSamples(rows), iter((0,)), 1)
+            rows.usual = self._usual_holders[rows.kind] = rows.count_usual(fresh[0])
+        return rows.usual
+
+    def _ship_rows(self, task: Task, rows: Rows, space: Space) -> Done:
+        """A batch whose head is known needs no pickling, and its bytes are where they belong."""
+        outline = rows.outline
+        head = self._heads.get(outline) if outline is not None else None
+        if head is None or len(head) + rows.size_bytes > INLINE_BYTES >= rows.size_bytes:
+            return self._ship(task, self._encode_rows(rows, outline), space)
+        if rows.size_bytes <= INLINE_BYTES:
+            return Done(task.serial, head, (), rows.take_alone(), 0, 0, None)
+        if len(head) > HEAD_BYTES:
+            return self._ship(task, self._encode_rows(rows, outline), space)
+        spans = tuple((space.locate(offset), length) for offset, length in rows.locate())
+        return Done(task.serial, head, spans, (), space.used_bytes, space.used_bytes, None)
 
     def _encode_rows(self, rows: Rows, outline: Any) -> Encoded:
         """The batch taken apart. Equal outlines have equal heads: pickled once, then known."""
@@ -307,11 +336,13 @@ class Worker:
             self._heads[outline] = encoded.head
         return encoded
 
-    def _iterate(self, task: Task, stream: Stream) -> Any:
-        """The samples of a task, one at a time, in torch's order of calls."""
+    def _choose_gather(self, task: Task, stream: Stream) -> Gather:
+        """How to get the next samples of a task, in torch's order of calls."""
         if not self._is_iterable:
-            return _iterate_map(stream.dataset, task.indices)
-        return _iterate_stream(stream.fetcher, len(task.indices))
+            indices = iter(task.indices)
+            return lambda most: _gather_map(stream.dataset, indices, most)
+        samples = _iterate_stream(stream.fetcher, len(task.indices))
+        return lambda most: list(itertools.islice(samples, most))
 
     def _refuse_short(self, task: Task, count: int) -> None:
         if self._is_iterable and self._job.drop_last and count < len(task.indices):
@@ -378,23 +409,17 @@ class _FreshSamples:
         return self._rows.make_fresh()
 
 
-def _allocate(size_bytes: int) -> torch.Tensor:
-    return torch.empty(size_bytes, dtype=torch.uint8)
-
-
 def _collate_list(samples: list[Any], space: Space) -> Any:
     """torch's `default_collate`, its stacks written into the block where they fit."""
     return torch_compat.collate_privately(samples, space.take)
 
 
-def _iterate_map(dataset: Any, indices: Any) -> Any:
-    for index in indices:
-        try:
-            sample = dataset[index]
-        except StopIteration as stop:
-            raise _StoppedInDataset(stop) from None
-        yield sample
-        del sample
+def _gather_map(dataset: Any, indices: Iterator[Any], most: int | None) -> list[Any]:
+    """The next `most` samples, or as many as there are."""
+    try:
+        return [dataset[index] for index in itertools.islice(indices, most)]
+    except StopIteration as stop:
+        raise _StoppedInDataset(stop) from None
 
 
 def _iterate_stream(fetcher: Any, length: int) -> Any:
