@@ -286,7 +286,7 @@ def test_under_one_limit_torch_is_killed_and_forebay_survives_within_its_budget(
     pair = _named("torch", "forebay")
     told: list[tuple[int, int]] = []
     torchs, ours = run_all(
-        ["slow consumer"], [0], pair, 1, 1.0, lambda _, number, total: told.append((number, total))
+        ["slow consumer"], [1], pair, 1, 1.0, lambda _, number, total: told.append((number, total))
     )
     assert told == [(1, 2), (2, 2)]
     assert (torchs.verdict, torchs.oom_kills > 0) == ("killed", True), asdict(torchs)
