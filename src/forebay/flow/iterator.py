@@ -49,6 +49,7 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
     ) -> None:
         super().__init__(loader)  # draws the base seed, decides on pinning, warns
         self._is_over = False
+        self._legacy = legacy
         self._make_engine = functools.partial(
             Engine, plan, make_job(self._base_seed), context, legacy, lessons
         )
@@ -61,6 +62,7 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
         if self._engine.scheduler.has_lost:  # persistent workers of which one died: begin anew
             self._engine.close()
             self._engine = self._make_engine()
+            loader._past.note_engine(self._engine, self._legacy)  # noqa: SLF001 - the loader ends it
             first_iter = True
         self._engine.start_epoch(self._sampler_iter, is_first=first_iter)
 
