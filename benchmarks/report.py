@@ -22,6 +22,7 @@ SLOW = "slow consumer"
 SPAWN = "spawn"
 TORCH = "torch"
 FOREBAY = "forebay"
+FOREBAY_THREADS = "forebay threads"
 BEGIN = "<!-- benchmark: begin -->"
 NOTHING = "-"
 END = "<!-- benchmark: end -->"
@@ -108,6 +109,7 @@ def render_transport(readings: Readings) -> list[str]:
         ceiling = values(workload, "ceiling: two processes")
         share = [statistics.median(ours) / statistics.median(ceiling)] if ours and ceiling else []
         ratios = readings.ratios(TRANSPORT, workload, FOREBAY, "batches_per_s")
+        in_threads = readings.ratios(TRANSPORT, workload, FOREBAY_THREADS, "batches_per_s")
         rows.append(
             [
                 workload,
@@ -115,12 +117,15 @@ def render_transport(readings: Readings) -> list[str]:
                 number(values(workload, "torch prefetch 1")),
                 number(ours),
                 f"**{spread(ratios, ' x')}**" if ratios else NOTHING,
+                number(values(workload, FOREBAY_THREADS)),
+                spread(in_threads, " x"),
                 number(values(workload, "ceiling: in-process")),
                 number(ceiling),
                 f"{share[0]:.0%}" if share else NOTHING,
             ]
         )
     header = ["batch", "torch", "torch, prefetch 1", "forebay", "forebay / torch"]
+    header += ["in threads", "in threads / torch"]
     header += ["copying in one process", "in two", "forebay of two"]
     return table(header, rows)
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import record as records
-from contestants import FOREBAY, TORCH, TORCH_PREFETCH_1
+from contestants import FOREBAY, FOREBAY_THREADS, TORCH, TORCH_PREFETCH_1
 from feeding import JPEG, SLOW
 from record import Measure, Record
 from report import SPAWN, TRANSPORT, render_markdown
@@ -83,7 +83,12 @@ def plan_transport(scale: Scale) -> Iterator[Step]:
     span = ("--seconds", str(scale.transport_s), "--warm-up-s", str(scale.warm_up_s))
     for name in TRANSPORT_WORKLOADS:
         for number in range(scale.main_rounds):
-            turn = (TORCH, FOREBAY, *(others if number < scale.other_rounds else ()))
+            turn = (
+                TORCH,
+                FOREBAY,
+                FOREBAY_THREADS,
+                *(others if number < scale.other_rounds else ()),
+            )
             for contestant in turn:
                 arguments = ("--contestant", contestant, "--workload", name, *span)
                 yield Step(

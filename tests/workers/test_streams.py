@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from forebay import torch_compat
 from forebay.workers.job import Job
-from forebay.workers.randomness import enter_stream
+from forebay.workers.randomness import Generators, enter_stream, rng
 from forebay.workers.streams import RandomState, Streams, mix_seed, seed_generators
 
 MAP_KIND = torch.utils.data.dataloader._DatasetKind.Map
@@ -166,6 +167,17 @@ def test_the_exit_function_runs_once_for_each_stream_in_its_place() -> None:
 
 
 # -- seeds of batches --------------------------------------------------------------------------
+
+
+def test_streams_take_their_own_generators_along_to_another_process() -> None:
+    here, there = Streams(job(), (0, 1)), Streams(job(), ())
+    here.enter(1).own.python.random()
+    expected = Generators(BASE_SEED, 1)
+    expected.python.random()
+    there.adopt(pickle.loads(pickle.dumps(here.hand_over((1,)))))
+    assert rng() is there.enter(1).own
+    assert rng().python.random() == expected.python.random()
+    assert rng().numpy.random() == expected.numpy.random()
 
 
 def test_seeds_of_batches_are_the_same_on_every_platform_and_for_ever() -> None:

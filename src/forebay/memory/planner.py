@@ -24,7 +24,8 @@ PARKED_BYTES = 6 * MIB
 stay with it. Measured: 5 MiB."""
 
 THREAD_BYTES = 256 * KIB
-"""A worker thread: the part of its stack that is used, and its share of the C allocator."""
+"""A worker thread: the part of its stack that is used, and its share of the C allocator.
+Measured: 20 to 90 KiB with a small dataset."""
 
 _WORKERS_FRAC = 0.5
 """Most of a budget that workers may take before streams share processes: what is left must
