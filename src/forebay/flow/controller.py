@@ -139,6 +139,7 @@ class Controller(Watcher):
         self._cpu: dict[int, CpuUse] = {}
         self._cpu_wait_frac = 0.0
         self._group: tuple[int, int, int] | None = None  # the group, main, the arena: when read
+        self._has_moved = False  # whether a worker was replaced since
         self._group_footprint_bytes = 0  # and the footprint then
         self._has_trimmed = False
         self._leaving: dict[WorkerProcess, float] = {}  # told to end, and when
@@ -209,6 +210,7 @@ class Controller(Watcher):
         if reading.pids:
             self._note(now_s, reading, reading.count_part(own))
             self._group = self._read_group(own)
+            self._has_moved = False
             if self._group is not None:
                 self._group_footprint_bytes = self.workers_bytes + self._group[2]
 
@@ -278,7 +280,7 @@ class Controller(Watcher):
 
     def _note_group(self) -> None:
         """What workers have grown by since the last full reading, exact and for 0.1 ms."""
-        if self._group is None:
+        if self._group is None or self._has_moved:
             return
         now = self._read_group(self._probe.read_tree([self._crew.zygote_pid]))
         if now is not None:
@@ -323,6 +325,7 @@ class Controller(Watcher):
 
     def note_move(self, move: Move) -> None:
         """Another process has other memory."""
+        self._has_moved = True  # the group's sum since the last reading tells no growth then
         if move.is_last:
             self._leaving[move.source] = time.monotonic()
         if not self._account.has(move.target.number):
