@@ -22,7 +22,7 @@ def render(paths: list[Path]) -> str:
     record = merge([load(path) for path in paths])
     cases = make_cases(record.outcomes, record.contestants)
     summary = [f"- {line}" for line in summarise_cases(cases)]
-    return "\n".join([*summary, "", markdown(cases), "", *describe_place(record.place)])
+    return "\n".join([*summary, "", markdown(cases), "", "\n\n".join(describe_place(record.place))])
 
 
 def write_page(page: Path, text: str) -> None:

@@ -20,7 +20,7 @@ from forebay.bench.cgroup import MemoryGroup
 _NEIGHBOUR = """
 import sys, time
 size, ramp_s, hold_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-try:  # the neighbour is not the one to be killed: it is the loader that is looked at
+try:  # spare the neighbour; without CAP_SYS_RESOURCE the largest is killed, as the row says
     open("/proc/self/oom_score_adj", "w").write("-900")
 except OSError:
     pass

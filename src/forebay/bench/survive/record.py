@@ -149,4 +149,6 @@ def _describe(source: dict[str, Any]) -> str:
     if "seconds" in source:
         words += f"; {source['rounds']} round(s), {source['seconds']:g} s each"
     workloads = source.get("workloads")
-    return f"Measured {words}" + (f": {', '.join(workloads)}." if workloads else ".")
+    what = f": {', '.join(workloads)}" if workloads else ""
+    note = source.get("note", "")
+    return f"Measured {words}{what}.{' ' if note else ''}{note}"

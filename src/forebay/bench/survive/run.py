@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import selectors
 import subprocess
 import sys
@@ -30,6 +31,7 @@ SILENCE_S: Final = 40.0
 """A run that says nothing for so long has stalled. The slowest step takes a second."""
 
 _PRESSURE_AFTER_S: Final = 0.8
+_IN_FILE: Final = re.compile(r'File "[^"]*/([^/"]+)"')
 _USUAL_PREFETCH: Final = 2  # torch's
 _SLACK_BYTES: Final = 16 * MIB
 """Page tables, stacks, sockets: charged to the group, and nobody's anonymous memory. Measured:
@@ -224,8 +226,13 @@ def judge_end(
 def _last_words(errors: bytes, *, is_silent: bool) -> str:
     if is_silent:
         return f"it said nothing for {SILENCE_S:.0f} s"
-    lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    return "\n".join(lines[-3:])[-600:]
+    return find_last_words(errors.decode(errors="replace"))
+
+
+def find_last_words(text: str) -> str:
+    """What the job said of its end, without the paths of the machine that it ran on. Pure."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "\n".join(_IN_FILE.sub(r'File "\1"', line) for line in lines[-3:])[-600:]
 
 
 def run_all(
