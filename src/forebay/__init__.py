@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from forebay.loader import DataLoader
     from forebay.memory.budget import Budget
     from forebay.memory.limits import memory_limit, usable_cpus
+    from forebay.memory.packed import PackedList
     from forebay.options import set_default_budget
     from forebay.workers.randomness import rng
 
@@ -49,6 +50,7 @@ __all__ = [
     "IteratorClosed",
     "LoaderStats",
     "NestedLoader",
+    "PackedList",
     "WorkerDied",
     "WorkersUnavailable",
     "memory_limit",
@@ -61,6 +63,7 @@ _HOMES = {
     "Budget": "forebay.memory.budget",
     "DataLoader": "forebay.loader",
     "LoaderStats": "forebay.events",
+    "PackedList": "forebay.memory.packed",
     "memory_limit": "forebay.memory.limits",
     "rng": "forebay.workers.randomness",
     "set_default_budget": "forebay.options",
