@@ -154,6 +154,9 @@ class Crew:
     def register_worker(self, poller: select.poll, worker: Worker) -> None:
         pass
 
+    def poll(self, poller: select.poll, timeout_s: float) -> set[int]:
+        return {fd for fd, _ in poller.poll(timeout_s * 1000)}
+
     def post(self, worker: Worker, message: object) -> None:
         worker.post(message)
 

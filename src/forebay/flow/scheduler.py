@@ -328,7 +328,7 @@ class Scheduler:
     def listen(self, timeout_s: float) -> None:
         """Wait at most so long for somebody to say something, and take it in."""
         self.admission.lender.settle()  # K: blocks whose last view died are free again
-        ready = {fd for fd, _ in self._poller.poll(timeout_s * 1000)}
+        ready = self.crew.poll(self._poller, timeout_s)
         if not ready:
             return
         self.heard_s = time.monotonic()

@@ -208,6 +208,10 @@ class Crew:
             poller.register(bell, select.POLLIN)
         poller.poll(timeout_s * 1000)
 
+    def poll(self, poller: select.poll, timeout_s: float) -> set[int]:
+        """Descriptors of those who have said something; waits at most so long for one."""
+        return {fd for fd, _ in poller.poll(timeout_s * 1000)}
+
     def hear(self, ready: set[int]) -> list[Heard]:
         """What the workers whose descriptors are in `ready` have said, each in its order."""
         if self._control.fileno() in ready:

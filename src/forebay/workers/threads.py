@@ -56,14 +56,21 @@ class _Gone:
 class _Voice:
     """What all workers of a crew have said, and a descriptor that becomes readable then.
 
-    `_is_raised` is set by whoever rings, so that many words cost one system call. A worker
-    appends before it looks at the mark; main clears the mark before it takes what is there:
-    so either main sees the word, or the worker rings.
+    It is rung only while somebody waits: a system call lets go of the interpreter lock, and
+    with busy threads around that costs more than a small batch does. A worker appends before
+    it looks whether somebody waits; who is going to wait says so before looking whether
+    something was said: so either sees the other.
+
+    Attributes:
+        has_consumer: Somebody waits who will hear (under the engine's lock).
+        has_clock: The clock waits.
     """
 
     def __init__(self) -> None:
+        self.has_consumer = False
+        self.has_clock = False
         self._said: deque[tuple[int, Any]] = deque()
-        self._is_raised = False
+        self._has_rung = False  # set after ringing, so that no ring is ever overlooked
         self._lock = threading.Lock()  # between ringing and closing: a number is used again
         if hasattr(os, "eventfd"):
             self._in = self._out = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -78,18 +85,28 @@ class _Voice:
     def say(self, worker: int, message: object) -> None:
         """For any worker thread."""
         self._said.append((worker, message))
-        if self._is_raised:
+        if not (self.has_consumer or self.has_clock) or self._has_rung:
             return
-        self._is_raised = True
         with self._lock, contextlib.suppress(BlockingIOError):
             if self._out >= 0:
                 os.write(self._out, _WAKE)
+        self._has_rung = True
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether there is nothing to hear."""
+        return not self._said
+
+    def has_words(self) -> bool:
+        """Whether there is something to hear; the descriptor is silent again."""
+        if self._has_rung:
+            self._has_rung = False
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._in, 4096)
+        return bool(self._said)
 
     def hear(self) -> list[tuple[int, Any]]:
         """Everything said since the last call, in order."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._in, 4096)
-        self._is_raised = False
         return [self._said.popleft() for _ in range(len(self._said))]
 
     def close(self) -> None:
@@ -263,7 +280,23 @@ class ThreadCrew:
         self.register(poller)
         if bell >= 0:
             poller.register(bell, select.POLLIN)
-        poller.poll(timeout_s * 1000)
+        self._voice.has_clock = True
+        if self._voice.is_silent:  # a look alone: who reads the descriptor holds the lock
+            poller.poll(timeout_s * 1000)
+        self._voice.has_clock = False
+
+    def poll(self, poller: select.poll, timeout_s: float) -> set[int]:
+        """Descriptors of those who have said something; waits at most so long for one."""
+        voice = self._voice
+        if voice.has_words():
+            return {voice.fileno()}
+        if timeout_s <= 0:
+            return set()
+        voice.has_consumer = True
+        if not voice.has_words():
+            poller.poll(timeout_s * 1000)
+        voice.has_consumer = False
+        return {voice.fileno()} if voice.has_words() else set()
 
     def hear(self, ready: set[int]) -> list[Heard]:
         """What the workers have said, in order."""
