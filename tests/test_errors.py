@@ -16,11 +16,13 @@ from forebay.errors import (
     BatchExceedsBudget,
     BudgetTooSmall,
     BudgetWarning,
+    DuplicateSamplesWarning,
     ForebayError,
     ForeignProcess,
     HoardingWarning,
     InvalidBudget,
     InvalidBudgetType,
+    InvalidMemory,
     InvalidOption,
     IteratorClosed,
     NestedLoader,
@@ -43,6 +45,10 @@ PARTS: dict[str, tuple[ForebayError, str, str, str, str]] = {
     "InvalidOption": (
         InvalidOption.about("seeding", "epoch", ("torch", "batch")),
         "seeding='epoch'", "not one of 'torch', 'batch'", "The loader was not made", "Give one",
+    ),
+    "InvalidMemory": (
+        InvalidMemory.about("4Gb"),
+        "memory='4Gb'", "names no number of bytes", "was not wrapped", 'Give bytes .*"10%"',
     ),
     "BudgetTooSmall": (
         BudgetTooSmall.about(64 * MIB, 20 * MIB, 88 * MIB, 32),
@@ -108,6 +114,7 @@ def test_every_error_is_also_one_of_pythons_kinds(kind: type[ForebayError]) -> N
 def test_warnings_are_the_users_affair() -> None:
     assert issubclass(HoardingWarning, UserWarning)
     assert issubclass(BudgetWarning, UserWarning)
+    assert issubclass(DuplicateSamplesWarning, UserWarning)
 
 
 @pytest.mark.parametrize(("error", "value", "rule", "done", "remedy"), PARTS.values(), ids=PARTS)

@@ -37,6 +37,10 @@ class BudgetWarning(UserWarning):
     """The loader runs with less than was asked for, or cannot measure what it promises."""
 
 
+class DuplicateSamplesWarning(UserWarning):
+    """Several workers produce the same samples of a stream that nobody divides among them."""
+
+
 class InvalidBudget(ForebayError, ValueError):  # noqa: N818 - named for what it is about
     """`memory_budget` has a value that names no budget."""
 
@@ -85,6 +89,21 @@ class InvalidOption(ForebayError, ValueError):  # noqa: N818
             name=name,
             value=value,
             accepted=accepted,
+        )
+
+
+class InvalidMemory(ForebayError, ValueError):  # noqa: N818
+    """`memory` of a dataset wrapper names no number of bytes."""
+
+    value: object
+
+    @classmethod
+    def about(cls, value: object) -> Self:
+        """The error for `value`, whatever it is."""
+        return cls(
+            f"memory={value!r} names no number of bytes. The dataset was not wrapped. Give bytes "
+            'as an int, a size like "64MiB", "4GiB" or "4GB", or a share like "10%".',
+            value=value,
         )
 
 
