@@ -7,10 +7,13 @@ tests/memory.
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset
@@ -18,6 +21,7 @@ from torch.utils.data import Dataset
 import forebay
 
 MIB = 1024**2
+T = TypeVar("T")
 
 
 class Floats(Dataset[torch.Tensor]):
@@ -48,17 +52,49 @@ def as_it_is(samples: list[Any]) -> list[Any]:
     return samples
 
 
-def test_3_python_objects_count_and_are_named() -> None:
+def take_records() -> tuple[int, str]:
+    """The peak of an epoch, and what is said of it."""
     with forebay.DataLoader(
-        Records(), 4, num_workers=2, prefetch_factor=8, collate_fn=as_it_is, memory_budget="48MiB"
+        Records(),
+        4,
+        num_workers=2,
+        prefetch_factor=8,
+        collate_fn=as_it_is,
+        memory_budget="48MiB",
+        multiprocessing_context="fork",
     ) as loader:
         for number, batch in enumerate(loader):
             assert batch[0]["x"][0] == 4 * number
             assert len(batch[3]["rows"]) == 4000
             if number == 3:
                 explained = loader.explain()
-        assert loader.stats().peak_footprint_bytes <= 48 * MIB
+        return loader.stats().peak_footprint_bytes, explained
+
+
+def take_records_beside_holes() -> tuple[int, str]:
+    """The same where this process has many half-empty pages, which it goes on to fill."""
+    scattered = [{"k": str(number), "v": number / 7} for number in range(400_000)]
+    del scattered[::2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", forebay.BudgetWarning)
+        return take_records()
+
+
+def run_fresh(scene: Callable[[], T]) -> T:
+    """What `scene` returns in a process whose heap holds nothing of other tests."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(scene).result()
+
+
+def test_3_python_objects_count_and_are_named() -> None:
+    peak_bytes, explained = run_fresh(take_records)
+    assert peak_bytes <= 48 * MIB
     assert "of a batch is Python objects" in explained
+
+
+def test_3_pages_that_main_rewrites_after_the_fork_are_named() -> None:
+    _, explained = run_fresh(take_records_beside_holes)
+    assert "kept by fork" in explained
 
 
 def test_13_persistent_workers_come_to_a_plateau() -> None:

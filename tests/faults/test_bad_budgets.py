@@ -131,6 +131,19 @@ def test_a_budget_below_one_worker_is_refused_before_any_work(tmp_path: Path, bu
     assert len(list(loader)) == 24
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_template_of_its_own_is_weighed_before_a_batch_is_delivered(method: str) -> None:
+    """It holds its own copy of torch, which it shares with none but the workers."""
+    chosen: Any = {"num_workers": 2, "multiprocessing_context": method, "batch_size": 2}
+    with pytest.raises(forebay.BudgetTooSmall) as told:
+        list(make_loader(Numbered(24, 1000), memory_budget="48MiB", **chosen))
+    needed = told.value.needed_bytes
+    assert needed > 64 * MIB
+    with make_loader(Numbered(24, 1000), memory_budget=needed + needed // 20, **chosen) as loader:
+        assert len(list(loader)) == 12
+        assert loader.stats().peak_footprint_bytes <= needed + needed // 20
+
+
 class Images(Numbered):
     """24 samples of 1 MiB."""
 

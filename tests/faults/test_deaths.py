@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,8 @@ def test_the_death_of_the_zygote_ends_the_workers_and_raises(tmp_path: Path, met
     loader.close()
 
 
-def test_a_death_between_batches_is_told_at_the_next_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wait_s", [0.0, 0.3])
+def test_a_death_between_epochs_costs_nothing(wait_s: float) -> None:
     loader = forebay.DataLoader(
         Numbered(24), batch_size=2, num_workers=1, prefetch_factor=1, persistent_workers=True
     )
@@ -190,8 +192,8 @@ def test_a_death_between_batches_is_told_at_the_next_one(tmp_path: Path) -> None
     assert len(list(iterator)) == 12
     os.kill(iterator._workers[0].pid, signal.SIGTERM)
     wait_until(lambda: not iterator._workers[0].is_alive(), "it is dead")
-    with pytest.raises(forebay.WorkerDied, match=TORCHS_TEXT["SIGTERM"]):
-        next(iter(loader))
+    time.sleep(wait_s)  # whether or not the clock came by meanwhile
+    assert len(list(loader)) == 12
     loader.close()
 
 

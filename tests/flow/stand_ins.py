@@ -137,6 +137,8 @@ class Crew:
         os.write(self._rope, b"!")  # the poller always finds that somebody has said something
         self._said: list[Heard] = []
         self.zygote_pid = 999
+        self.start_method = "fork"
+        self.hatched = None
         self.spares: list[Worker] = []
         self.told: list[tuple[int, Any]] = []  # what was said outside of tickets
 

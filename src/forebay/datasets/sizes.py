@@ -77,7 +77,7 @@ def _array_bytes(array: np.ndarray[Any, Any], seen: set[int], waiting: list[Any]
     seen.add(id(owner))
     if owner.base is not None and not isinstance(owner.base, np.ndarray):
         return head + _foreign_bytes(owner, seen)
-    return head + owner.nbytes
+    return head + int(owner.nbytes)
 
 
 def _foreign_bytes(owner: np.ndarray[Any, Any], seen: set[int]) -> int:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
+from forebay.errors import BudgetTooSmall
 from forebay.events import Decided, Stance
 from forebay.flow.clock import LOOK_S, URGENT_LOOK_S, Pace
 from forebay.flow.watcher import Watcher
@@ -28,6 +29,7 @@ from forebay.memory.limits import headroom, usable_cpus
 from forebay.memory.planner import PARKED_BYTES, WORKER_BYTES, ZYGOTE_BYTES, estimate_threads
 from forebay.memory.policy import (
     GROWN_LEAST_BYTES,
+    PROMISED_FRAC,
     Act,
     AddToken,
     Decision,
@@ -142,6 +144,7 @@ class Controller(Watcher):
         self._has_moved = False  # whether a worker was replaced since
         self._group_footprint_bytes = 0  # and the footprint then
         self._has_trimmed = False
+        self._is_weighed = False
         self._leaving: dict[WorkerProcess, float] = {}  # told to end, and when
         self._asking_since_s: float | None = None  # other loaders of the budget
         self._most_tokens = scheduler.roster.tokens
@@ -159,6 +162,12 @@ class Controller(Watcher):
         return self._policy.stance
 
     @property
+    def kept_by_fork_bytes(self) -> int:
+        """Pages that main rewrote or freed since the fork, and its copies still have."""
+        is_forked = self._crew.start_method == "fork" and self._is_readable
+        return max(0, self._account.rest_bytes - ZYGOTE_BYTES) if is_forked else 0
+
+    @property
     def moves(self) -> int:
         """How often streams changed their process."""
         return self._scheduler.roster.moves.done
@@ -174,6 +183,7 @@ class Controller(Watcher):
             away_s: How long it has been away.
         """
         seat, account = self._ledger.seat, self._account
+        self._weigh_template()
         seat.wanted_bytes = self._count_wanted() if is_waiting else 0
         seat.is_idle = away_s >= _IDLE_S
         is_urgent = account.has_unread or (
@@ -205,7 +215,10 @@ class Controller(Watcher):
         began = time.perf_counter()
         own = self._probe.read_tree([self._crew.zygote_pid])
         # Forks of other loaders share main's pages, too: read alone, each would seem smaller.
-        reading = self._probe.read_footprint(self._main_pid, self._find_zygotes())
+        # Templates that were started otherwise share nothing with anybody.
+        is_forked = self._crew.start_method == "fork"
+        roots = self._find_zygotes() if is_forked else [self._crew.zygote_pid]
+        reading = self._probe.read_footprint(self._main_pid, roots)
         self._pace.note(now_s, time.perf_counter() - began)
         if reading.pids:
             self._note(now_s, reading, reading.count_part(own))
@@ -213,6 +226,33 @@ class Controller(Watcher):
             self._has_moved = False
             if self._group is not None:
                 self._group_footprint_bytes = self.workers_bytes + self._group[2]
+
+    def _weigh_template(self) -> None:
+        """End it before a batch is delivered if no worker fits beside the template.
+
+        Under fork a template costs next to nothing. Under the other start methods it has its
+        own copy of what was imported, 150 MiB for torch alone, and of the dataset.
+        """
+        hatched = self._crew.hatched
+        if self._is_weighed or hatched is None:
+            return
+        self._is_weighed = True
+        if self._crew.start_method == "fork" or self._scheduler.delivered:
+            return
+        # All together cannot be read right now: workers are being forked, and with each one
+        # a shared page is divided by one more. What these two have alone is not.
+        template = self._probe.read_process(hatched.pid)
+        if template is None:
+            return
+        held = template.anonymous_bytes + WORKER_BYTES
+        bare = self._probe.read_process(self._crew.zygote_pid)
+        if bare is not None and bare.pid != template.pid:
+            held += min(bare.private_bytes, bare.pss_anon_bytes)
+        needed = int(held / PROMISED_FRAC) + 1
+        asked, settings = self._ledger.seat.whole_bytes, self._scheduler.settings
+        if needed > asked:
+            refusal = BudgetTooSmall.about(asked, needed, 0, settings.batch_size)
+            self._crew.fault = self._crew.fault or refusal
 
     def _follow(self) -> None:
         """The budget follows what the machine has left."""

@@ -79,7 +79,7 @@ _HOARD_BYTES = 64 * MIB
 """Kept heap copies below this are nobody's worry."""
 
 _ASK_PATIENCE_S = 0.2
-"""How long `stats()` waits for the lock: a delivery holds it for far less."""
+"""How long `stats()` and finalisers wait for the lock: a delivery holds it for far less."""
 
 _EXIT_PATIENCE_S = 2.0
 """At exit another thread may sit in `next` for ever: then the workers are killed instead."""
@@ -427,6 +427,7 @@ class Engine:
                 lost_bytes=self.lender.lost_bytes,
                 batch_bytes=self.admission.totals.estimate_next(),
                 making_bytes=self.admission.makings.largest_bytes,
+                kept_by_fork_bytes=self.controller.kept_by_fork_bytes,
                 objects_bytes=self.admission.objects_bytes,
                 width=scheduler.window.width,
                 most=scheduler.window.most,
@@ -441,13 +442,14 @@ class Engine:
     # -- the end -----------------------------------------------------------------------------------
 
     def close_soon(self) -> None:
-        """End everything; if the lock is not free, whoever holds it does so after releasing it.
+        """End everything; if the lock stays taken, whoever has it does so after releasing it.
 
         For finalisers: they run inside whatever holds the lock, also inside the clock's own
-        tick, and must not wait for it.
+        tick, and must not wait for it without end. A tick of the other thread is over soon:
+        then all has ended when `del iterator` returns, as with torch.
         """
         self._is_unwanted = True
-        if not self._is_closed and self._lock.acquire(blocking=False):
+        if not self._is_closed and self._lock.acquire(timeout=_ASK_PATIENCE_S):
             self._lock.release()
             self.close()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from forebay.events import Decided, LoaderStats
-from forebay.units import format_bytes
+from forebay.units import MIB, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Situation:
         lent_bytes, copied_bytes, lost_bytes: Views, heap copies, and blocks given up to forks.
         batch_bytes, making_bytes: A usual batch, and what making it takes beside.
         objects_bytes: Of a batch, what its Python objects took on their way.
+        kept_by_fork_bytes: Of the workers' and their template's, pages that main has rewritten
+            or freed since they were forked.
         width, most: The window, in batches.
         evictions: Ready batches that went to disk.
         moves: How often streams changed their process.
@@ -46,6 +48,7 @@ class Situation:
     batch_bytes: int
     making_bytes: int
     objects_bytes: int
+    kept_by_fork_bytes: int
     width: int
     most: int
     evictions: int
@@ -60,6 +63,10 @@ def explain(now: Situation) -> list[str]:
     return [*_say_bytes(now), *_say_flow(now), *_say_decisions(now), *_say_oddities(now)]
 
 
+_KEPT_LEAST_BYTES = 2 * MIB
+"""Below it the difference may as well be the template's own."""
+
+
 def _say_bytes(now: Situation) -> Iterator[str]:
     stats = now.stats
     source = f" ({now.limit_source})" if now.limit_source else ""
@@ -68,6 +75,12 @@ def _say_bytes(now: Situation) -> Iterator[str]:
         f"{format_bytes(stats.footprint_bytes)}, peak {format_bytes(stats.peak_footprint_bytes)}"
     )
     yield _say_workers(now)
+    if now.kept_by_fork_bytes >= _KEPT_LEAST_BYTES:
+        yield (
+            f"  of it {format_bytes(now.kept_by_fork_bytes)} kept by fork: pages that this process "
+            "has rewritten or freed since it was forked. With "
+            "multiprocessing_context='forkserver' none are"
+        )
     yield (
         f"  arena: {format_bytes(stats.arena_bytes)} resident, of it "
         f"{format_bytes(stats.in_flight_bytes)} in flight or waiting, "

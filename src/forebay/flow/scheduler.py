@@ -592,5 +592,6 @@ class Scheduler:
 
     @property
     def has_lost(self) -> bool:
-        """Whether a worker died: this crew makes no further epoch."""
+        """Whether a worker died, also if nobody was told yet: this crew makes no further epoch."""
+        self._look_for_losses()
         return self._lost is not None

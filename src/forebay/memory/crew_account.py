@@ -229,6 +229,11 @@ class CrewAccount:
         """What all take when no fetch runs, by readings and by what they say since."""
         return max(self._sum_up(), min(self._totals, default=0), self._guess_bytes)
 
+    @property
+    def rest_bytes(self) -> int:
+        """What is there beside the workers, as it was read last."""
+        return self._rests[-1] if self._rests else self._rest_bytes
+
     def _sum_up(self) -> int:
         return self._rest_bytes + sum(
             worker.idle_bytes + worker.estimate_fresh(self.ratio)

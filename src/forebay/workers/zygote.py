@@ -137,6 +137,10 @@ def run_zygote(
     if isinstance(job, Job):
         _Zygote(control, main_pid, job, mapping, Hatched(os.getpid(), True, ())).serve()
         return
+    # The nest collects what unpickling left; a collection writes to the header of every object
+    # that is not frozen, and so would copy a fourth of all that importing torch has made.
+    gc.collect()
+    gc.freeze()
     nest = _fork_nest(control, main_pid, job, mapping)
     if nest is not None:
         hatched = Hatched(os.getpid(), False, nest)
