@@ -59,7 +59,7 @@ def test_a_dropped_block_is_the_next_of_its_size(arena: Arena) -> None:
     again = placed(arena, 9000)
     assert again.offset == second.offset
     assert again.generation > second.generation
-    assert not again.was_cold
+    assert again.warm_bytes == again.capacity_bytes
 
 
 def test_dropped_neighbours_serve_a_larger_block_without_new_pages(arena: Arena) -> None:
@@ -69,6 +69,37 @@ def test_dropped_neighbours_serve_a_larger_block_without_new_pages(arena: Arena)
     assert arena.estimate_growth(4 * PAGE_BYTES) == 0
     assert placed(arena, 4 * PAGE_BYTES).offset == 0
     assert arena.touched_bytes == 4 * PAGE_BYTES
+
+
+def test_a_hole_that_is_a_little_too_small_is_stretched(arena: Arena) -> None:
+    """Else one page that went back, or one batch a little longer, would cost all of its pages."""
+    block = placed(arena, 8 * PAGE_BYTES)
+    write(arena, block)
+    arena.drop(block)
+    assert arena.estimate_growth(10 * PAGE_BYTES) == 2 * PAGE_BYTES
+    longer = placed(arena, 10 * PAGE_BYTES)
+    assert (longer.offset, longer.warm_bytes) == (block.offset, 8 * PAGE_BYTES)
+    assert arena.touched_bytes == 10 * PAGE_BYTES
+    shorter = arena.shrink(longer, 3 * PAGE_BYTES, 9 * PAGE_BYTES)
+    assert arena.touched_bytes == 9 * PAGE_BYTES
+    arena.drop(shorter)
+
+
+def test_a_stretched_block_that_nobody_wrote_to_leaves_its_cold_part_cold(arena: Arena) -> None:
+    arena.drop(placed(arena, 8 * PAGE_BYTES))
+    arena.drop_unused(placed(arena, 10 * PAGE_BYTES))
+    assert arena.touched_bytes == 8 * PAGE_BYTES == arena.free_warm_bytes
+
+
+@pytest.mark.skipif(not CAN_GIVE_BACK, reason="this system cannot punch holes into a mapping")
+@pytest.mark.parametrize("pages", [8, 10])
+def test_what_a_block_will_have_is_not_given_back_for_it(arena: Arena, pages: int) -> None:
+    large, _, last = (placed(arena, n * PAGE_BYTES) for n in (8, 1, 4))
+    arena.drop(large)
+    arena.drop(last)
+    growth = arena.estimate_growth(pages * PAGE_BYTES)
+    arena.give_back(MIB, pages * PAGE_BYTES)
+    assert arena.estimate_growth(pages * PAGE_BYTES) == growth < pages * PAGE_BYTES
 
 
 def test_growth_is_told_before_it_happens(arena: Arena) -> None:
@@ -215,6 +246,16 @@ class ArenaLife(RuleBasedStateMachine):
             self.arena.forget(block)
             del self.apart[at]
             self.stale.append(block)
+
+    @rule(length=st.integers(0, RESERVE_BYTES), pages=st.integers(1, 24))
+    def give_pages_back_for_a_block(self, length: int, pages: int) -> None:
+        growth = self.arena.estimate_growth(pages * PAGE_BYTES)
+        used = pages * PAGE_BYTES - growth
+        others = self.arena.free_warm_bytes - used
+        given = self.arena.give_back(length, pages * PAGE_BYTES)
+        assert given <= others
+        assert given >= min(length, others) or not CAN_GIVE_BACK
+        assert self.arena.estimate_growth(pages * PAGE_BYTES) == growth
 
     @rule(length=st.integers(0, RESERVE_BYTES))
     def give_pages_back(self, length: int) -> None:

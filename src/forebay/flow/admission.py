@@ -83,7 +83,7 @@ class Admission:
         making = self.makings.promise_bytes
         if not isinstance(self.ledger.grant(worker, making, growth), Refusal):
             return True
-        if not self._reclaim(making + growth - self.ledger.free_bytes):
+        if not self._try_fit(size_bytes, making + step_bytes):
             return False
         growth = self._estimate_growth(size_bytes) + step_bytes
         return not isinstance(self.ledger.grant(worker, making, growth), Refusal)
@@ -103,10 +103,7 @@ class Admission:
 
     def try_place(self, size_bytes: int) -> Draft | None:
         """A block for a worker that asked for one, if it fits the budget."""
-        short = self._estimate_growth(size_bytes) - self._read_free()
-        if short > 0 and not (self._reclaim(short) and self.fits(size_bytes)):
-            return None
-        return self.place(size_bytes)
+        return self.place(size_bytes) if self._try_fit(size_bytes) else None
 
     def place(self, size_bytes: int) -> Draft | None:
         """A block; None when addresses have run out."""
@@ -175,12 +172,12 @@ class Admission:
     def make_room(self, landed: MutableMapping[int, Any], head: int, size_bytes: int) -> None:
         """Evict ready batches, the one that is needed last first, until `size_bytes` fit."""
         for serial in sorted(landed, reverse=True):
-            self._reclaim(self._estimate_growth(size_bytes) - self._read_free())
-            if self.fits(size_bytes):
+            if self._try_fit(size_bytes):
                 return
             if serial != head and isinstance(landed[serial], Ready):
                 landed[serial] = self._evict(landed[serial])
-        self._reclaim(self._estimate_growth(size_bytes) - self._read_free())
+        if not self._try_fit(size_bytes):  # the head may be let in all the same
+            self.give_back(self._estimate_growth(size_bytes) - self._read_free(), size_bytes)
 
     def bring_back(self, landed: MutableMapping[int, Any], spilled: Spilled) -> Ready:
         """An evicted batch, in a block again.
@@ -203,9 +200,17 @@ class Admission:
         if surplus > 0:
             self.give_back(surplus)
 
-    def give_back(self, size_bytes: int) -> None:
-        """Free pages go back to the kernel, as many as there are up to `size_bytes`."""
-        self._reclaim(min(size_bytes, self.arena.free_warm_bytes + self.lender.idle_part_bytes))
+    def give_back(self, size_bytes: int, spared_bytes: int = 0) -> None:
+        """Free pages go back to the kernel, as many as there are up to `size_bytes`.
+
+        Args:
+            size_bytes: How many.
+            spared_bytes: A block about to be placed; the pages that it will have are left.
+        """
+        if size_bytes > 0:
+            self.lender.scavenge()
+            self.arena.give_back(size_bytes, spared_bytes)
+        self.ledger.arena_bytes = self.arena.touched_bytes
         self.ledger.sync()
 
     def evict(self, landed: MutableMapping[int, Any], head: int, size_bytes: int) -> None:
@@ -322,14 +327,25 @@ class Admission:
     def _estimate_growth(self, size_bytes: int) -> int:
         return self.arena.estimate_growth(size_bytes) if size_bytes else 0
 
-    def _reclaim(self, short_bytes: int) -> bool:
-        """Give free pages back to the kernel; False when there are not enough of them."""
-        if short_bytes <= 0:
+    def _try_fit(self, size_bytes: int, beside_bytes: int = 0) -> bool:
+        """Give free pages back until a block, and so much beside it, fit.
+
+        Nothing goes back where all would not be enough: pages that are taken again cost a
+        fault each.
+        """
+        growth = self._estimate_growth(size_bytes)
+        short = growth + beside_bytes - self._read_free()
+        if short <= 0:
             return True
+        others = self.arena.free_warm_bytes + self.lender.idle_part_bytes
+        others -= round_up_to_page(size_bytes) - growth
+        if others < short:
+            return False
         self.lender.scavenge()
-        given = self.arena.give_back(short_bytes)
-        self.ledger.arena_bytes = self.arena.touched_bytes
-        return given >= short_bytes
+        short = self._estimate_growth(size_bytes) + beside_bytes - self._read_free()
+        if short > 0:
+            self.arena.give_back(short, size_bytes)
+        return self._estimate_growth(size_bytes) + beside_bytes <= self._read_free()
 
     def _evict(self, ready: Ready) -> Ready | Spilled:
         try:

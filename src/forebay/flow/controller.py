@@ -348,10 +348,11 @@ class Controller(Watcher):
 
     # -- between readings ------------------------------------------------------------------
 
-    def note_report(self, worker: WorkerProcess, done: Done) -> None:
+    def note_report(self, worker: WorkerProcess, done: Done, *, is_blurred: bool) -> None:
         """A worker has said how large it is: what it grew by counts at once."""
         self._asking_since_s = None
-        if self._account.note_report(worker.number, done.made, done.faults):
+        excused = done.touched_bytes if is_blurred else 0
+        if self._account.note_report(worker.number, done.made, done.faults, excused):
             self._book()
 
     def estimate_step(self, worker: WorkerProcess) -> int:

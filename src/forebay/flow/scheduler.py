@@ -383,7 +383,8 @@ class Scheduler:
     def _seal(self, flight: Flight, done: Done) -> Landed:
         """H: from draft to ready; what was learned from it."""
         self.admission.note_costs(done, flight.given_back)
-        self.watcher.note_report(flight.worker, done)
+        is_blurred = flight.given_back != self.admission.arena.times_given_back
+        self.watcher.note_report(flight.worker, done, is_blurred=is_blurred)
         if flight.started_s:
             self.spacing.note_end(time.monotonic() - flight.started_s)
         if not done.spans or flight.draft is None:

@@ -21,8 +21,8 @@ class Watcher(abc.ABC):
     """Follows what workers take."""
 
     @abc.abstractmethod
-    def note_report(self, worker: WorkerProcess, done: Done) -> None:
-        """A worker has said how large it is."""
+    def note_report(self, worker: WorkerProcess, done: Done, *, is_blurred: bool) -> None:
+        """A worker has said how large it is; blurred if pages of the arena went meanwhile."""
 
     @abc.abstractmethod
     def note_dispatch(self) -> None:
@@ -49,7 +49,7 @@ class Watcher(abc.ABC):
 class Unwatched(Watcher):
     """Nobody watches: workers take what was promised, and never grow."""
 
-    def note_report(self, worker: WorkerProcess, done: Done) -> None:
+    def note_report(self, worker: WorkerProcess, done: Done, *, is_blurred: bool) -> None:
         """Nothing follows."""
 
     def note_dispatch(self) -> None:

@@ -92,7 +92,9 @@ class WorkerAccount:
         self._peak_bytes = 0  # of the latest metered fetch, less what it kept
         self._passing_bytes = 0  # what fetches since the last reading had and gave back
 
-    def note_report(self, made: tuple[int, int] | None, faults: int, ratio: float) -> None:
+    def note_report(
+        self, made: tuple[int, int] | None, faults: int, excused_bytes: int, ratio: float
+    ) -> None:
         """What it said after a fetch; see `CrewAccount.note_report`."""
         if made is not None:
             peak_bytes, anon_bytes = made
@@ -106,6 +108,7 @@ class WorkerAccount:
             self._read_faults = faults
         elif faults > self._faults:
             self._passing_bytes += self._peak_bytes
+            self._read_faults += min(excused_bytes // _PAGE_BYTES, faults - self._faults)
         self._faults = faults
         self._split()
         fresh = self.estimate_fresh(ratio)
@@ -285,19 +288,23 @@ class CrewAccount:
 
     # -- what is learned --------------------------------------------------------------------
 
-    def note_report(self, number: int, made: tuple[int, int] | None, faults: int) -> bool:
+    def note_report(
+        self, number: int, made: tuple[int, int] | None, faults: int, excused_bytes: int = 0
+    ) -> bool:
         """What a worker said after a fetch. Returns whether the book is another one now.
 
         Args:
             number: The worker.
             made: The peak of the fetch and the worker's anonymous memory after it, in bytes;
                 None when it was not metered.
-            faults: Its minor page faults since it began.
+            faults: Its minor page faults since it began, but for those that mapped a block.
+            excused_bytes: What it wrote to a block whose pages may have gone meanwhile: then
+                nobody can tell the faults that mapped it from others.
         """
         worker = self._workers.get(number)
         if worker is None or (made is None and worker.is_quiet(faults)):
             return False
-        worker.note_report(made, faults, self.ratio)
+        worker.note_report(made, faults, excused_bytes, self.ratio)
         self.has_steps = any(each.step_bytes >= _STEP_BYTES for each in self._workers.values())
         return True
 

@@ -31,13 +31,13 @@ class Block:
         offset: First byte, a multiple of the page size.
         capacity_bytes: Length, a multiple of the page size, at least one page.
         generation: Number of this handing-out; a handle with an old one is stale.
-        was_cold: Its pages were untouched when it was placed.
+        warm_bytes: Prefix that had its pages when it was placed; the rest was untouched.
     """
 
     offset: int
     capacity_bytes: int
     generation: int
-    was_cold: bool
+    warm_bytes: int
 
 
 class StaleBlockError(RuntimeError):
@@ -85,6 +85,18 @@ class _Ranges:
 
     def holds(self, length: int) -> bool:
         return any(have >= length for have in self._lengths)
+
+    def length_at(self, offset: int) -> int:
+        """Length of the range that begins exactly there; 0 if none does."""
+        at = bisect.bisect_left(self._offsets, offset)
+        begins = at < len(self._offsets) and self._offsets[at] == offset
+        return self._lengths[at] if begins else 0
+
+    def take_at(self, offset: int, length: int) -> None:
+        """The front of the range that begins exactly there."""
+        at = bisect.bisect_left(self._offsets, offset)
+        assert self._offsets[at] == offset
+        self._cut(at, length)
 
     def _cut(self, at: int, length: int) -> int:
         offset = self._offsets[at]
@@ -150,7 +162,9 @@ class Arena:
         if self._hot.get(capacity):
             return 0
         self._cool_down()
-        return 0 if self._warm.holds(capacity) else capacity
+        if self._warm.holds(capacity):
+            return 0
+        return capacity - self._find_stretch(capacity)[1]
 
     def place(self, length_bytes: int) -> Block | None:
         """A block for `length_bytes`, warm if one fits; None when no address range is left."""
@@ -158,18 +172,24 @@ class Arena:
         hot = self._hot.get(capacity)
         if hot:
             self._hot_bytes -= capacity
-            return self._lend(hot.pop(), capacity, was_cold=False)
+            return self._lend(hot.pop(), capacity, capacity)
         self._cool_down()
         offset = self._warm.take(capacity)
         if offset is not None:
-            return self._lend(offset, capacity, was_cold=False)
-        offset = self._cold.take(capacity)
-        if offset is None:
-            return None
-        self.touched_bytes += capacity
+            return self._lend(offset, capacity, capacity)
+        offset, warm = self._find_stretch(capacity)
+        if warm:
+            self._warm.take_at(offset, warm)
+            self._cold.take_at(offset + warm, capacity - warm)
+        else:
+            found = self._cold.take(capacity)
+            if found is None:
+                return None
+            offset = found
+        self.touched_bytes += capacity - warm
         self._reach_bytes = max(self._reach_bytes, offset + capacity)
-        self._pages.expect(offset, capacity)
-        return self._lend(offset, capacity, was_cold=True)
+        self._pages.expect(offset + warm, capacity - warm)
+        return self._lend(offset, capacity, warm)
 
     def shrink(self, block: Block, used_bytes: int, touched_bytes: int) -> Block:
         """`block` cut down to `used_bytes`; its tail is free again.
@@ -177,21 +197,19 @@ class Arena:
         Args:
             block: A live block.
             used_bytes: What its contents need; at least one page stays.
-            touched_bytes: How far it was ever written. Pages of a cold block beyond this
+            touched_bytes: How far it was ever written. Pages beyond it that were cold
                 were never touched and are not counted.
         """
         self._check(block)
         keep = min(round_up_to_page(max(used_bytes, 1)), block.capacity_bytes)
-        written = (
-            max(keep, round_up_to_page(touched_bytes)) if block.was_cold else (block.capacity_bytes)
-        )
+        written = max(keep, round_up_to_page(touched_bytes), block.warm_bytes)
         written = min(written, block.capacity_bytes)
         if written > keep:
             self._warm.add(block.offset + keep, written - keep)
         if written < block.capacity_bytes:
             self._cold.add(block.offset + written, block.capacity_bytes - written)
             self.touched_bytes -= block.capacity_bytes - written
-        return Block(block.offset, keep, block.generation, was_cold=False)
+        return Block(block.offset, keep, block.generation, keep)
 
     def drop(self, block: Block) -> None:
         """Free a whole block; the next one of its size gets its pages while they are hot."""
@@ -201,8 +219,9 @@ class Arena:
         self._hot_bytes += block.capacity_bytes
 
     def drop_unused(self, block: Block) -> None:
-        """Free a block that nobody wrote to: a cold one is cold again."""
-        self.drop(self.shrink(block, 0, 0) if block.was_cold else block)
+        """Free a block that nobody wrote to: what was cold is cold again."""
+        is_warm = block.warm_bytes == block.capacity_bytes
+        self.drop(block if is_warm else self.shrink(block, 0, 0))
 
     def split_off(self, block: Block, offset: int, length: int) -> None:
         """Free a page-aligned part of a block whose other parts stay in use."""
@@ -214,8 +233,13 @@ class Arena:
         self._check(block)
         del self._live[block.generation]
 
-    def give_back(self, length_bytes: int) -> int:
+    def give_back(self, length_bytes: int, spared_bytes: int = 0) -> int:
         """Return at least `length_bytes` of free pages to the kernel, if there are so many.
+
+        Args:
+            length_bytes: How many.
+            spared_bytes: Length of a block about to be placed: the warm range that it would
+                be placed in is left alone. 0 for none.
 
         Returns:
             The bytes given back. Live blocks are never touched.
@@ -223,6 +247,25 @@ class Arena:
         if not self._pages.can_give_back:
             return 0
         self._cool_down()
+        spared = self._set_aside(round_up_to_page(spared_bytes)) if spared_bytes else None
+        try:
+            return self._give_back_largest(length_bytes)
+        finally:
+            if spared is not None:
+                self._warm.add(*spared)
+
+    def _set_aside(self, capacity: int) -> tuple[int, int] | None:
+        """Take out of the warm ranges what `place` would take, to be put back."""
+        offset = self._warm.take(capacity)
+        if offset is not None:
+            return offset, capacity
+        offset, warm = self._find_stretch(capacity)
+        if not warm:
+            return None
+        self._warm.take_at(offset, warm)
+        return offset, warm
+
+    def _give_back_largest(self, length_bytes: int) -> int:
         given = 0
         while given < length_bytes:
             found = self._warm.take_largest()
@@ -246,10 +289,25 @@ class Arena:
         """Let go of the mapping. Views that consumers hold keep it alive until they die."""
         self._pages.close()
 
-    def _lend(self, offset: int, capacity: int, *, was_cold: bool) -> Block:
+    def _find_stretch(self, capacity: int) -> tuple[int, int]:
+        """The warm range that needs the fewest cold bytes behind it to hold `capacity`.
+
+        Batches of uneven size leave holes that the next one does not fit into by a little, and
+        a page that went back would cost a whole hole its use.
+
+        Returns:
+            Its offset and its length; length 0 when none will do.
+        """
+        best = (0, 0)
+        for offset, warm in self._warm:
+            if best[1] < warm < capacity <= warm + self._cold.length_at(offset + warm):
+                best = (offset, warm)
+        return best
+
+    def _lend(self, offset: int, capacity: int, warm_bytes: int) -> Block:
         self._generation += 1
         self._live[self._generation] = offset
-        return Block(offset, capacity, self._generation, was_cold)
+        return Block(offset, capacity, self._generation, warm_bytes)
 
     def _check(self, block: Block) -> None:
         if self._live.get(block.generation) != block.offset:

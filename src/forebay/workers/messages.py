@@ -100,7 +100,7 @@ class Done(NamedTuple):
         used_bytes: Prefix of the block that the batch needs.
         touched_bytes: Prefix of the block that was ever written.
         made: What the fetch cost, when it was metered.
-        faults: Minor page faults of the worker since it began.
+        faults: Minor page faults of the worker since it began, but for those that mapped a block.
     """
 
     serial: int

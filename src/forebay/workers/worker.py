@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from forebay import torch_compat
-from forebay.memory.peak import PeakMeter, read_faults, trim_heap
+from forebay.memory.peak import FaultMeter, PeakMeter, trim_heap
 from forebay.transport.codec import Encoded, encode
 from forebay.transport.lease import INLINE_BYTES
 from forebay.units import MIB
@@ -124,6 +124,7 @@ class Worker:
         # Messages read while waiting for room; served before the channel is read again.
         self._inbox: deque[Any] = deque()
         self._meter = PeakMeter()
+        self._faults = FaultMeter()
         self._keep_bytes = 16 * MIB
         self._floor_bytes: int | None = None
         self._usual_holders: dict[Any, tuple[int, ...]] = {}  # kind of rows -> `count_holders`
@@ -168,8 +169,10 @@ class Worker:
     # -- one task -------------------------------------------------------------------------
 
     def _run(self, task: Task) -> None:
-        if task.is_metered and not self._in_thread:
-            self._meter.start()
+        if not self._in_thread:
+            self._faults.start(task.capacity_bytes)
+            if task.is_metered:
+                self._meter.start()
         self._listed_bytes = 0
         stopped: StopIteration | None = None
         answer: Done | Failed | StreamEnd
@@ -196,10 +199,10 @@ class Worker:
         elif task.is_metered:
             making = self._meter.stop()
             made = Made(making.peak_bytes, making.private_bytes)
-            self.channel.send(done._replace(made=made, faults=read_faults()))
+            self.channel.send(done._replace(made=made, faults=self._faults.stop()))
             self._trim_if_above_share(making.private_bytes)
         else:
-            self.channel.send(done._replace(faults=read_faults()))
+            self.channel.send(done._replace(faults=self._faults.stop()))
 
     def _trim_if_above_share(self, private_bytes: int) -> None:
         """Give back what the C allocator keeps, when it keeps more than its share."""
