@@ -354,13 +354,48 @@ def identify_storage(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
+def is_counted(storage: torch.UntypedStorage) -> bool:
+    """Whether torch allocated this memory itself, and nobody has looked at it from outside.
+
+    What came from elsewhere (`from_numpy`, a mapped file, shared memory), or was handed to
+    NumPy, has owners that torch does not count. It cannot be resized.
+    """
+    return storage.resizable()
+
+
+def is_sole_owner(flat: torch.Tensor) -> bool:
+    """Whether `flat`, and one NumPy array over it, are all that refers to its storage.
+
+    Only of memory that torch counts all owners of: see `is_counted`.
+    """
+    storage = flat.untyped_storage()
+    # A Python object of the storage that somebody else holds is this very object.
+    return (sys.getrefcount(storage), _count_uses(storage)) == _ALONE
+
+
+def _count_uses(storage: torch.UntypedStorage) -> int:
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def _measure_alone() -> tuple[int, int]:
+    flat = torch.empty(8, dtype=torch.uint8)
+    array = flat.numpy()
+    storage = flat.untyped_storage()
+    found = sys.getrefcount(storage), _count_uses(storage)
+    del array  # not before: it is one of the two
+    return found
+
+
+_ALONE = _measure_alone()
+
+
 def count_owners(tensor: torch.Tensor) -> int:
     """How many others refer to the memory of `tensor`, beside a usual number.
 
     A view holds the tensor that it was taken from. That one does not count if nobody but its
     views holds it: a transposed image is as much alone as the image was.
     """
-    uses = int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+    uses = _count_uses(tensor.untyped_storage())
     if tensor._is_view():
         uses += sys.getrefcount(tensor._base) - _REFERENCES_OF_LONE_BASE - 1
     return uses

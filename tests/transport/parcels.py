@@ -45,13 +45,21 @@ def shipped_bytes(batch: object) -> int:
     return sum(buffer.nbytes for buffer in encode(batch).buffers)
 
 
+def bring(space: Space, buffer: np.ndarray[Any, Any], *, pours: bool = False) -> Any:
+    """Where `buffer` lies once it was copied in; None when it does not fit."""
+    span = space.reserve(buffer)
+    if span is not None:
+        space.fill(span, buffer, pours=pours)
+    return span
+
+
 def seal(arena: Arena, batch: object) -> Ready:
     """`batch` as it waits in the arena, laid out as a worker does."""
     encoded = encode(batch)
     block = arena.place(estimate_size([buffer.nbytes for buffer in encoded.buffers]))
     assert block is not None
     space = Space(Mapping(arena.mapping), block.offset, block.capacity_bytes)
-    spans = [space.bring(buffer) for buffer in encoded.buffers]
+    spans = [bring(space, buffer) for buffer in encoded.buffers]
     used = space.used_bytes
     return Draft(block).seal(arena, encoded.head, [s for s in spans if s], used, used)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -300,3 +301,61 @@ def test_any_nesting_arrives_as_it_was_made_both_times(batch: Any) -> None:
     expected = freeze(batch)
     assert_same(expected, freeze(carry(batch)))
     assert_same(expected, freeze(carry(batch)))
+
+
+# -- who else has the memory ----------------------------------------------------------------
+
+
+HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda tensor: tensor,
+    "a view": lambda tensor: tensor[3:],
+    "an alias": lambda tensor: tensor.detach(),
+    "an array": lambda tensor: tensor.numpy(),
+    "its storage": lambda tensor: tensor.untyped_storage(),
+    "a typed storage": lambda tensor: tensor.storage(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_memory_that_somebody_else_has_is_not_forsaken(holder: str) -> None:
+    tensor = torch.ones(1000)
+    held = HOLDERS[holder](tensor)
+    encoded = encode({"x": [tensor]})
+    del tensor
+    assert not encoded.is_forsaken(0)
+    del held
+    # NumPy's owners are not torch's to count: what it once looked at stays as it is.
+    assert encoded.is_forsaken(0) == (holder != "an array")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.from_numpy(np.ones(1000)),
+        lambda: torch.ones(1000).share_memory_(),
+        lambda: torch.frombuffer(bytearray(4000), dtype=torch.uint8),
+        lambda: np.ones(1000),
+        lambda: torch.ones(100_000)[:50],
+    ],
+    ids=["from_numpy", "shared", "frombuffer", "array", "a cut"],
+)
+def test_memory_that_torch_did_not_allocate_or_that_goes_in_part_is_never_forsaken(
+    make: Callable[[], Any],
+) -> None:
+    assert not encode(make()).is_forsaken(0)
+
+
+def test_two_ways_to_one_memory_keep_it() -> None:
+    tensor = torch.ones(1000)
+    encoded = encode((tensor, tensor.numpy()))
+    del tensor
+    assert not any(encoded.is_forsaken(number) for number in range(len(encoded.buffers)))
+
+
+def test_views_of_one_storage_are_one_buffer_that_may_be_forsaken() -> None:
+    tensor = torch.ones(1000)
+    encoded = encode((tensor[:600], tensor[400:]))
+    del tensor
+    assert len(encoded.buffers) == 1
+    assert encoded.is_forsaken(0)

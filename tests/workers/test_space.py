@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 
 from forebay.transport.lease import SMALL_BYTES
 from forebay.units import KIB, PAGE_BYTES
-from forebay.workers.space import Mapping, Space, estimate_size
+from forebay.workers.space import POUR_LEAST_BYTES, Mapping, Space, estimate_size
+from tests.transport.parcels import bring
 
 OFFSET = 4 * PAGE_BYTES
 CAPACITY = 64 * PAGE_BYTES
@@ -62,13 +65,13 @@ def test_the_estimate_is_what_the_parts_take(lengths: list[int]) -> None:
     with mmap.mmap(-1, 2 * 1024 * KIB) as memory:
         space = Space(Mapping(memory), 0, estimate_size(lengths))
         for length in lengths:
-            assert space.bring(np.zeros(length, np.uint8)) is not None
+            assert bring(space, np.zeros(length, np.uint8)) is not None
         assert space.used_bytes == estimate_size(lengths)
 
 
 def test_a_buffer_is_copied_in_once(memory: mmap.mmap) -> None:
     space = space_in(memory)
-    span = space.bring(np.frombuffer(b"forebay" * 10, np.uint8))
+    span = bring(space, np.frombuffer(b"forebay" * 10, np.uint8))
     assert span == (OFFSET, 70)
     assert memory[OFFSET : OFFSET + 70] == b"forebay" * 10
 
@@ -78,7 +81,7 @@ def test_what_was_written_into_the_draft_already_stays_where_it_is(memory: mmap.
     take(space, 100)
     part = take(space, 200).fill_(7)
     used = space.used_bytes
-    assert space.bring(part[50:150].numpy()) == (OFFSET + 128 + 50, 100)
+    assert bring(space, part[50:150].numpy()) == (OFFSET + 128 + 50, 100)
     assert space.used_bytes == used
 
 
@@ -86,7 +89,7 @@ def test_what_lies_in_another_draft_is_copied(memory: mmap.mmap) -> None:
     mapping = Mapping(memory)
     before = take(Space(mapping, 0, OFFSET), 100).fill_(5)
     space = Space(mapping, OFFSET, CAPACITY)
-    assert space.bring(before.numpy()) == (OFFSET, 100)
+    assert bring(space, before.numpy()) == (OFFSET, 100)
     assert memory[OFFSET + 99] == 5
 
 
@@ -94,7 +97,7 @@ def test_a_part_that_does_not_fit_is_refused_and_takes_nothing(memory: mmap.mmap
     space = space_in(memory, PAGE_BYTES)
     take(space, 100)
     assert space.take(PAGE_BYTES) is None
-    assert space.bring(np.zeros(PAGE_BYTES, np.uint8)) is None
+    assert bring(space, np.zeros(PAGE_BYTES, np.uint8)) is None
     assert space.used_bytes == 100
     with pytest.raises(ValueError, match="5000 bytes do not fit into a block of 4096"):
         space.note_used(5000)
@@ -102,7 +105,7 @@ def test_a_part_that_does_not_fit_is_refused_and_takes_nothing(memory: mmap.mmap
 
 def test_empty_buffers_take_nothing(memory: mmap.mmap) -> None:
     space = space_in(memory)
-    span = space.bring(np.zeros(0, np.uint8))
+    span = bring(space, np.zeros(0, np.uint8))
     assert span is not None
     assert span[1] == 0
     assert space.used_bytes == 0
@@ -112,3 +115,27 @@ def test_parts_are_writable_as_any_dtype(memory: mmap.mmap) -> None:
     part = take(space_in(memory), 40)
     part.view(torch.float64).copy_(torch.arange(5))
     assert np.frombuffer(memory[OFFSET : OFFSET + 40]).tolist() == [0, 1, 2, 3, 4]
+
+
+def read_anonymous() -> int:
+    """This process's anonymous resident bytes."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition("RssAnon:")[2].split()[0]) * KIB
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages go back on Linux only")
+@pytest.mark.parametrize("shift", [0, 40])
+def test_a_forsaken_buffer_is_given_up_while_it_is_copied(shift: int) -> None:
+    length = 2 * POUR_LEAST_BYTES
+    whole = torch.randint(0, 256, (length + 100,), dtype=torch.uint8)
+    expected = whole[shift : shift + length].clone()
+    around = whole[:shift].tolist(), whole[shift + length :].tolist()
+    with mmap.mmap(-1, length) as memory:
+        space = Space(Mapping(memory), 0, length)
+        before = read_anonymous()
+        span = bring(space, whole.numpy()[shift : shift + length], pours=True)
+        assert span == (0, length)
+        assert before - read_anonymous() > 0.9 * length
+        assert torch.equal(torch.frombuffer(memory, dtype=torch.uint8), expected)
+        assert (whole[:shift].tolist(), whole[shift + length :].tolist()) == around
+        del space

@@ -25,6 +25,9 @@ LARGE_BYTES = 4 * MIB
 """A block from here on is worth waiting a thread switch (0.1 ms) for."""
 
 
+_MOST_SPREAD = 2.0
+"""Of recent sizes, the largest to the smallest, up to which a block is placed ahead."""
+
 _TRUSTED_RETURNS = 3
 """Calls in a row before which the consumer let go of a batch, until that is its habit."""
 
@@ -90,6 +93,7 @@ class Admission:
 
     def force(self, worker: int) -> None:
         """For the head when nothing else runs: it is made first and asks for a block then."""
+        self.give_back(self.makings.promise_bytes - self._read_free())
         self.ledger.force(worker, self.makings.promise_bytes)
 
     @property
@@ -100,6 +104,18 @@ class Admission:
     def settle(self, worker: int) -> None:
         """The worker has nothing to do any more."""
         self.ledger.settle(worker)
+
+    def draw(self, worker: int, size_bytes: int) -> int:
+        """Take off a worker's promise what it will give up for its block.
+
+        Returns:
+            What was taken off: to be drawn back, as a negative size, if it gets none yet.
+        """
+        promised = self.ledger.promised_by_holder.get(worker, 0)
+        drawn = min(promised, size_bytes)
+        if drawn:
+            self.ledger.amend(worker, promised - drawn)
+        return drawn
 
     def try_place(self, size_bytes: int) -> Draft | None:
         """A block for a worker that asked for one, if it fits the budget."""
@@ -234,6 +250,15 @@ class Admission:
             if serial != head and isinstance(ready, Ready)
         )
 
+    def estimate_block(self) -> int:
+        """What to place for a batch before it is made; 0 where its worker had better ask.
+
+        Where sizes vary much, the largest that was seen is too much for nearly all. To ask
+        costs 0.2 ms, which is little for a large batch.
+        """
+        size = self.sizes.estimate_next()
+        return 0 if size >= LARGE_BYTES and self.sizes.spread > _MOST_SPREAD else size
+
     def estimate_batch(self) -> int:
         """What one more batch takes: its block, and what making it takes beside."""
         return self._block_bytes() + self.makings.promise_bytes
@@ -281,17 +306,14 @@ class Admission:
         needed = self.lender.lent_bytes + block + max(self._block_bytes(), block)
         if needed <= room:
             return False
-        self._is_lent_on_trust = needed - self._leaving_bytes() <= room
+        # One block goes when the loop's variable is bound anew, unless the consumer kept more
+        # than one lately and let go of none. Where it holds no more than that, a copy would
+        # not make the sum smaller, and while it is made there are both.
+        is_trusted = self._returns_in_row >= _TRUSTED_RETURNS
+        leaving = min(self._block_bytes(), self._held_across_bytes)
+        is_loop = needed - leaving <= room or self.lender.lent_bytes <= self._block_bytes()
+        self._is_lent_on_trust = is_trusted and is_loop
         return not self._is_lent_on_trust
-
-    def _leaving_bytes(self) -> int:
-        """What of the lent blocks goes when the loop's variable is bound anew.
-
-        One block, unless the consumer kept more than one lately and let go of none.
-        """
-        if self._returns_in_row < _TRUSTED_RETURNS:
-            return 0
-        return min(self._block_bytes(), self._held_across_bytes)
 
     def hand_over(self, ready: Ready) -> None:
         """The batch is the consumer's from here on."""

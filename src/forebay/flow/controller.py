@@ -142,7 +142,7 @@ class Controller(Watcher):
         self._cpu_wait_frac = 0.0
         self._group: tuple[int, int, int] | None = None  # the group, main, the arena: when read
         self._has_moved = False  # whether a worker was replaced since
-        self._group_footprint_bytes = 0  # and the footprint then
+        self._grown_bytes = 0  # since then, by the group's sum or by what workers say
         self._has_trimmed = False
         self._is_weighed = False
         self._leaving: dict[WorkerProcess, float] = {}  # told to end, and when
@@ -186,20 +186,18 @@ class Controller(Watcher):
         self._weigh_template()
         seat.wanted_bytes = self._count_wanted() if is_waiting else 0
         seat.is_idle = away_s >= _IDLE_S
-        is_urgent = account.has_unread or (
-            account.fresh_bytes > _TELLING_FRAC * self._ledger.budget_bytes
-        )
-        is_soon = is_urgent or seat.asked_bytes > 0
-        if now_s - self._looked_s < (URGENT_LOOK_S if is_soon else LOOK_S):
+        telling_bytes = _TELLING_FRAC * self._ledger.budget_bytes
+        is_soon = account.has_unread or account.suspected_bytes > telling_bytes
+        if now_s - self._looked_s < (URGENT_LOOK_S if is_soon or seat.asked_bytes else LOOK_S):
             return
         self._looked_s = now_s
+        self._sum_up()
         self._follow()
         self._note_cpu(now_s)
         for worker, since_s in self._leaving.items():
             if now_s - since_s > RETIRE_S:
                 worker.kill()
-        if is_urgent:
-            self._note_group()
+        is_urgent = account.has_unread or self._grown_bytes > telling_bytes
         is_begun = account.is_begun or now_s - self._began_s > _BEGIN_S
         # While processes come and go, readings of one after the other do not fit together.
         is_settled = not self._scheduler.roster.moves.is_busy and not self._leaving
@@ -224,8 +222,6 @@ class Controller(Watcher):
             self._note(now_s, reading, reading.count_part(own))
             self._group = self._read_group(own)
             self._has_moved = False
-            if self._group is not None:
-                self._group_footprint_bytes = self.workers_bytes + self._group[2]
 
     def _weigh_template(self) -> None:
         """End it before a batch is delivered if no worker fits beside the template.
@@ -257,7 +253,9 @@ class Controller(Watcher):
     def _follow(self) -> None:
         """The budget follows what the machine has left."""
         seat = self._ledger.seat
-        seat.measured_bytes = self._measure_now()
+        there = self.workers_bytes + self._grown_bytes + self._arena.read_resident_bytes()
+        # What this left out would be taken for somebody else's, and the budget would yield to it.
+        seat.measured_bytes = max(0, there)
         if not seat.is_alone:  # what it can always come by: one worker, and the next batch
             least = min(self._account.least_bytes, ZYGOTE_BYTES + WORKER_BYTES)
             seat.reserved_bytes = least + self._admission.estimate_batch()
@@ -273,7 +271,7 @@ class Controller(Watcher):
         promised = self._ledger.promised_by_holder
         is_warm = self._admission.landings >= WARM_FETCHES * len(self._crew.workers)
         self._account.note_reading(now_s, workers_bytes, private, promised, is_warm=is_warm)
-        self.workers_bytes = workers_bytes
+        self.workers_bytes, self._grown_bytes = workers_bytes, 0
         self._book()
         footprint = workers_bytes + self._arena.read_resident_bytes()
         self.peak_bytes = max(self.peak_bytes, footprint)
@@ -305,28 +303,21 @@ class Controller(Watcher):
             return None
         return group, statm.anonymous_bytes, self._arena.read_resident_bytes()
 
-    def _measure_now(self) -> int:
-        """The footprint at this moment, with what fetches have just now if that can be told.
-
-        What it leaves out would be taken for somebody else's, and the budget would yield to it.
-        """
-        if self._group is not None:
-            now = self._read_group(self._probe.read_tree([self._crew.zygote_pid]))
-            if now is not None:
-                group, main, _ = (new - old for new, old in zip(now, self._group, strict=True))
-                return max(0, self._group_footprint_bytes + group - main)
-        there = self.workers_bytes + self._account.fresh_bytes
-        return there + self._arena.read_resident_bytes()
-
-    def _note_group(self) -> None:
-        """What workers have grown by since the last full reading, exact and for 0.1 ms."""
-        if self._group is None or self._has_moved:
+    def _sum_up(self) -> None:
+        """What workers have grown by since the last full reading: exact where the group tells."""
+        self._grown_bytes = self._account.fresh_bytes
+        if self._group is None:
             return
         now = self._read_group(self._probe.read_tree([self._crew.zygote_pid]))
-        if now is not None:
-            group, main, arena = (new - old for new, old in zip(now, self._group, strict=True))
-            self._account.note_growth(group - main - arena)
-            self._book()
+        if now is None:
+            return
+        group, main, arena = (new - old for new, old in zip(now, self._group, strict=True))
+        self._grown_bytes = group - main - arena
+        if not self._has_moved:  # else it is not the growth of those who spoke since
+            self._account.note_growth(self._grown_bytes)
+        total_bytes = self.workers_bytes + self._grown_bytes
+        self._account.note_sum(total_bytes, self._ledger.promised_bytes)
+        self._book()
 
     def _note_cpu(self, now_s: float) -> None:
         """Whether workers at work wait for a processor, now and then."""
@@ -431,7 +422,7 @@ class Controller(Watcher):
 
     def _take_position(self, now_s: float, *, is_waiting: bool) -> Position:
         seat, roster, admission = self._ledger.seat, self._scheduler.roster, self._admission
-        workers_bytes = self.workers_bytes + self._account.fresh_bytes
+        workers_bytes = self.workers_bytes + self._grown_bytes
         balance = self._ledger.reconcile(workers_bytes, self._arena.read_resident_bytes())
         settled = not roster.moves.is_busy
         ready = self._scheduler.count_evictable_bytes()

@@ -55,7 +55,16 @@ class Settings:
 class Flight:
     """A ticket that a worker has."""
 
-    __slots__ = ("draft", "given_back", "need_bytes", "spare", "started_s", "ticket", "worker")
+    __slots__ = (
+        "draft",
+        "given_back",
+        "need_bytes",
+        "poured_bytes",
+        "spare",
+        "started_s",
+        "ticket",
+        "worker",
+    )
 
     def __init__(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
         self.started_s = 0.0  # when it was handed to an idle worker; 0 behind another
@@ -65,6 +74,7 @@ class Flight:
         self.spare: Draft | None = None  # the first draft, when a larger one replaced it
         self.given_back = 0  # the arena's count when it was handed out
         self.need_bytes = 0  # above 0: the worker waits for so much
+        self.poured_bytes = 0  # of it, what it has already and gives up for it
 
 
 @final

@@ -261,7 +261,7 @@ class Scheduler:
         return self.roster.tokens
 
     def _try_dispatch(self, ticket: Ticket, worker: WorkerProcess) -> bool:
-        size = self.admission.sizes.estimate_next()
+        size = self.admission.estimate_block()
         if any(flight.draft is None for flight in self._flights.values()):
             size = 0  # who was sent before, without a block, must not find ours in the way
         if not self._admit(worker, size):
@@ -358,7 +358,7 @@ class Scheduler:
         if flight is None:
             return
         if isinstance(message, Need):
-            flight.need_bytes = message.size_bytes
+            flight.need_bytes, flight.poured_bytes = message.size_bytes, message.poured_bytes
             if flight.ticket.serial < self.order.first_serial:
                 self._deny(flight)
             return
@@ -425,26 +425,33 @@ class Scheduler:
         """Answer workers that wait for a larger block, head first. False: nothing else now."""
         for serial in sorted(s for s, f in self._flights.items() if f.need_bytes):
             flight = self._flights[serial]
-            if self._try_serve(flight):
-                continue
-            self.is_short = True
-            if not self._is_next(serial):
-                self.is_blocked = True
-                continue
-            self.admission.make_room(self._landed, self._head, flight.need_bytes)
-            if self._try_serve(flight):
-                continue
-            if self._is_anybody_making():
-                self.is_blocked = True  # the others land, and are evicted then
+            drawn = self.admission.draw(flight.worker.number, flight.poured_bytes)
+            may_go_on = self._serve_need(flight, is_next=self._is_next(serial))
+            if flight.need_bytes and serial in self._flights:  # it waits, with what it has
+                self.admission.draw(flight.worker.number, -drawn)
+            if not may_go_on:
                 return False
-            if self.watcher.try_relieve():
-                self.is_blocked = True
-                return False
-            spare = self._count_stranded_bytes() + self.watcher.count_grown_bytes()
-            if self.admission.fits_at_best(flight.need_bytes, spare):
-                self._serve(flight, self.admission.place(flight.need_bytes))
-            else:
-                self._refuse(flight)
+        return True
+
+    def _serve_need(self, flight: Flight, *, is_next: bool) -> bool:
+        if self._try_serve(flight):
+            return True
+        self.is_short = True
+        if not is_next:
+            self.is_blocked = True
+            return True
+        self.admission.make_room(self._landed, self._head, flight.need_bytes)
+        if self._try_serve(flight):
+            return True
+        # The others land, and are evicted then; or a worker is replaced.
+        if self._is_anybody_making() or self.watcher.try_relieve():
+            self.is_blocked = True
+            return False
+        spare = self._count_stranded_bytes() + self.watcher.count_grown_bytes()
+        if self.admission.fits_at_best(flight.need_bytes, spare):
+            self._serve(flight, self.admission.place(flight.need_bytes))
+        else:
+            self._refuse(flight)
         return True
 
     def _is_anybody_making(self) -> bool:

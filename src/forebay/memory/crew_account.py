@@ -11,9 +11,11 @@ A full reading is exact, but it holds whatever fetches hold at that moment, too,
 rare where processes are large. So
 
 - what a worker takes idle is the least of its latest readings, unless it has said that it
-  grew: then it is what it was plus that, as far as the latest reading bears it out;
+  grew: then it is what it was plus that, as far as the latest reading bears it out; or unless
+  two readings in two of its fetches agree that there is more than fetches were promised;
 - all together take no less than the least of the latest sums, since heaps that allocators
-  keep come and go, and not all at once;
+  keep come and go, and not all at once. Where a cheap exact sum can be had (the loader alone in
+  its memory group), the latest of those count;
 - between two readings a worker says, with each batch, how many page faults it had, and with
   those that are metered how much anonymous memory it has. The second shows what it allocated
   and kept. It does not show a page that was copied because an object on it was touched: that
@@ -37,6 +39,13 @@ WARM_FETCHES = 3
 
 _READINGS = 4
 """Latest readings of a worker that count: what fetches hold is not in all of them."""
+
+_LOOKS = 4
+"""The same for exact sums between readings, which come every 20 ms while workers grow."""
+
+_MOST_RATIO = 4.0
+"""Growth for each fault that was counted, at most. Above 1 where faults were taken for
+others': for what fetches give back again, or for blocks that were mapped anew."""
 
 _PAGE_BYTES = 4096
 """What one minor fault brings at least. (Huge pages make it an underestimate; the next full
@@ -91,11 +100,14 @@ class WorkerAccount:
         self._fresh_bytes = 0
         self._peak_bytes = 0  # of the latest metered fetch, less what it kept
         self._passing_bytes = 0  # what fetches since the last reading had and gave back
+        self._reports = 0
+        self._floors: deque[tuple[int, int]] = deque(maxlen=2)  # fetch, and what it had at least
 
     def note_report(
         self, made: tuple[int, int] | None, faults: int, excused_bytes: int, ratio: float
     ) -> None:
         """What it said after a fetch; see `CrewAccount.note_report`."""
+        self._reports += 1
         if made is not None:
             peak_bytes, anon_bytes = made
             kept = max(0, anon_bytes - (self._anon_bytes or 0))
@@ -107,7 +119,7 @@ class WorkerAccount:
         if self._faults is None:
             self._read_faults = faults
         elif faults > self._faults:
-            self._passing_bytes += self._peak_bytes
+            self._passing_bytes += min(self._peak_bytes, (faults - self._faults) * _PAGE_BYTES)
             self._read_faults += min(excused_bytes // _PAGE_BYTES, faults - self._faults)
         self._faults = faults
         self._split()
@@ -156,17 +168,31 @@ class WorkerAccount:
             self._base_bytes = max(0, private_bytes - self.estimate_fresh(ratio))
         self._base_bytes = min(self._base_bytes, private_bytes)
         self._private.append(private_bytes)
-        believed = min(private_bytes - promised_bytes, self.idle_bytes + self.estimate_fresh(ratio))
-        self.idle_bytes = max(min(self._private), believed)
+        floor = private_bytes - promised_bytes
+        believed = min(floor, self.idle_bytes + self.estimate_fresh(ratio))
+        self.idle_bytes = max(min(self._private), believed, self._agree_on(floor))
         if self._anon_bytes is not None:
             self._read_anon_bytes = self._anon_bytes
         self._read_faults = self._faults or 0
         self.kept_bytes = self.copied_bytes = self._fresh_bytes = self._passing_bytes = 0
         return private_bytes - before
 
+    def _agree_on(self, floor_bytes: int) -> int:
+        """What it had beside the promises in each of its two latest fetches that were read."""
+        if self._floors and self._floors[-1][0] == self._reports:
+            floor_bytes = min(floor_bytes, self._floors.pop()[1])
+        self._floors.append((self._reports, floor_bytes))
+        is_told_twice = len(self._floors) == self._floors.maxlen
+        return min(size for _, size in self._floors) if is_told_twice else 0
+
     def estimate_fresh(self, ratio: float) -> int:
         """Growth since the last reading."""
         return self.kept_bytes + int(ratio * self.copied_bytes)
+
+    @property
+    def gross_bytes(self) -> int:
+        """All page faults since the last reading, whatever they were for."""
+        return max(0, (self._faults or 0) - self._read_faults) * _PAGE_BYTES
 
     def estimate_grown(self, ratio: float) -> int:
         """Growth since it was new: what replacing it would free."""
@@ -175,8 +201,7 @@ class WorkerAccount:
 
     def _split(self) -> None:
         self.kept_bytes = max(0, (self._anon_bytes or 0) - self._read_anon_bytes)
-        faulted = max(0, (self._faults or 0) - self._read_faults) * _PAGE_BYTES
-        self.copied_bytes = max(0, faulted - self.kept_bytes - self._passing_bytes)
+        self.copied_bytes = max(0, self.gross_bytes - self.kept_bytes - self._passing_bytes)
 
 
 @final
@@ -189,19 +214,21 @@ class CrewAccount:
 
     Attributes:
         least_bytes: The least that all were ever seen to take, less what they had grown by.
-        ratio: Part of the page faults that is growth.
+        ratio: Growth for each byte of page faults that was counted.
         growth_bytes_per_s: How fast the whole grows by readings; 0 while it does not.
         has_steps: Whether tickets make workers grow, so that each counts.
     """
 
     def __init__(self, rest_bytes: int, numbers: tuple[int, ...]) -> None:
         self.ratio = _FIRST_RATIO
+        self._gross_ratio = _FIRST_RATIO
         self.growth_bytes_per_s = 0.0
         self.has_steps = False
         self._rest_bytes = rest_bytes
         self._rests: deque[int] = deque(maxlen=2)
         self._workers = {number: WorkerAccount() for number in numbers}
         self._totals: deque[int] = deque(maxlen=_READINGS)
+        self._looks: deque[int] = deque(maxlen=_LOOKS)
         self._guess_bytes = rest_bytes + WORKER_BYTES * len(numbers)
         self.least_bytes = self._guess_bytes
         self._leasts: deque[int] = deque(maxlen=_READINGS)
@@ -224,13 +251,16 @@ class CrewAccount:
         self._workers.pop(number, None)
         self._trend.clear()
         self._totals.clear()
+        self._looks.clear()
 
     # -- what there is ----------------------------------------------------------------------
 
     @property
     def idle_bytes(self) -> int:
         """What all take when no fetch runs, by readings and by what they say since."""
-        return max(self._sum_up(), min(self._totals, default=0), self._guess_bytes)
+        least_looked = min(self._looks) if len(self._looks) == _LOOKS else 0
+        least_read = min(self._totals, default=0)
+        return max(self._sum_up(), least_read, least_looked, self._guess_bytes)
 
     @property
     def rest_bytes(self) -> int:
@@ -252,6 +282,12 @@ class CrewAccount:
     def fresh_bytes(self) -> int:
         """Growth since the last full reading, estimated."""
         return sum(worker.estimate_fresh(self.ratio) for worker in self._workers.values())
+
+    @property
+    def suspected_bytes(self) -> int:
+        """The most that workers may have grown by since: worth a look, and nothing else."""
+        gross = sum(worker.gross_bytes for worker in self._workers.values())
+        return max(self.fresh_bytes, int(self._gross_ratio * gross))
 
     def grown_of(self, number: int) -> int:
         """What replacing one worker would free; nothing for a thread, which is in no book."""
@@ -331,12 +367,12 @@ class CrewAccount:
         known = [self._workers[number] for number in found if self._workers[number].is_read]
         kept = sum(worker.kept_bytes for worker in known)
         copied = sum(worker.copied_bytes for worker in known)
+        gross = sum(worker.gross_bytes for worker in known)
         grown = 0
         for number, size in found.items():
             worker = self._workers[number]
             grown += worker.note_reading(size, promised.get(number, 0), self.ratio)
-        if copied >= _TELLING_BYTES:
-            self._learn_ratio((grown - kept) / copied)
+        self._learn(grown, kept, copied, gross)
         self._rests.append(max(0, total_bytes - sum(found.values())))
         self._rest_bytes = min(self._rests)
         self._totals.append(total_bytes)
@@ -353,16 +389,25 @@ class CrewAccount:
             self.least_bytes = least if not self._is_least_read else min(self.least_bytes, least)
             self._is_least_read = True
 
+    def note_sum(self, total_bytes: int, promised_bytes: int) -> None:
+        """What all take at this moment, and what was promised to fetches that run."""
+        self._looks.append(max(0, total_bytes - promised_bytes))
+
     def note_growth(self, grown_bytes: int) -> None:
         """What all have grown by since the last full reading, known from elsewhere."""
-        kept = sum(worker.kept_bytes for worker in self._workers.values())
-        copied = sum(worker.copied_bytes for worker in self._workers.values())
-        if copied >= _TELLING_BYTES:
-            self._learn_ratio((grown_bytes - kept) / copied)
+        workers = self._workers.values()
+        kept = sum(worker.kept_bytes for worker in workers)
+        copied = sum(worker.copied_bytes for worker in workers)
+        self._learn(grown_bytes, kept, copied, sum(worker.gross_bytes for worker in workers))
 
-    def _learn_ratio(self, ratio: float) -> None:
+    def _learn(self, grown: int, kept: int, copied: int, gross: int) -> None:
+        if gross >= _TELLING_BYTES:
+            self._gross_ratio = max(self._gross_ratio / 2, min(1.0, grown / gross))
+        if copied < _TELLING_BYTES:
+            return
+        ratio = (grown - kept) / copied
         decay = 0.5 if ratio < _CHURN_RATIO else 0.9
-        before, self.ratio = self.ratio, min(1.0, max(decay * self.ratio, ratio))
+        before, self.ratio = self.ratio, min(_MOST_RATIO, max(decay * self.ratio, ratio))
         if before and self.ratio < before:
             for worker in self._workers.values():
                 worker.scale_steps(self.ratio / before)

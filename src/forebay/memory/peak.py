@@ -116,8 +116,12 @@ class PeakMeter:
         self._try_reset()
         self._start = self._read()
 
-    def stop(self) -> Making:
+    def stop(self, poured_bytes: int = 0) -> Making:
         """What was needed since `start`.
+
+        Args:
+            poured_bytes: What was anonymous first and was moved to shared pages, piece by
+                piece: those came when the peak was over, and are not taken off it.
 
         Raises:
             RuntimeError: `start` was not called in this process.
@@ -128,12 +132,13 @@ class PeakMeter:
             raise RuntimeError(msg)
         now = self._read()
         grown_shmem = now.shmem_bytes - start.shmem_bytes
+        before_peak = max(0, grown_shmem - poured_bytes)
         grown_file = now.file_bytes - start.file_bytes
         kept = now.anon_bytes - start.anon_bytes
         risen = now.hwm_bytes - start.rss_bytes if self._clear else 0
         # Pages that went (the arena gave some back meanwhile) must not count as making:
         # a phantom giant would stop the loader, while a blur is only a blur.
-        risen -= max(0, grown_shmem) + max(0, grown_file)
+        risen -= before_peak + max(0, grown_file)
         blur = abs(grown_shmem) + abs(grown_file) if self._clear else 0
         return Making(max(0, risen, kept), now.anon_bytes, blur)
 

@@ -55,6 +55,11 @@ class SizeHistory:
         self.largest_bytes = max(self.largest_bytes, size_bytes)
         self.seen += 1
 
+    @property
+    def spread(self) -> float:
+        """The largest recent size to the smallest; 1 before any was seen."""
+        return max(self._recent) / max(1, min(self._recent)) if self._recent else 1.0
+
     def estimate_next(self) -> int:
         """The largest recent size; an eighth more when sizes vary, so that few ask again."""
         if not self._recent:

@@ -48,10 +48,20 @@ class Encoded:
     Attributes:
         head: Pickle of the structure, without the buffers.
         buffers: The buffers in the order in which `decode` wants them, flat uint8 arrays.
+        wholes: For each buffer that is all of a storage of torch's own the bytes as a tensor.
     """
 
     head: bytes
     buffers: tuple[np.ndarray[Any, Any], ...]
+    wholes: tuple[torch.Tensor | None, ...] = ()
+
+    def is_forsaken(self, number: int) -> bool:
+        """Whether nobody but this object has the memory of a buffer any more.
+
+        Tells of tensors whose memory torch allocated, and says no of everything else.
+        """
+        whole = self.wholes[number] if number < len(self.wholes) else None
+        return whole is not None and torch_compat.is_sole_owner(whole)
 
 
 def encode(batch: object) -> Encoded:
@@ -63,8 +73,8 @@ def encode(batch: object) -> Encoded:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(batch)
-    cuts, buffers = pickler.compact()
-    return Encoded(_pack_cuts(cuts) + file.getvalue(), tuple(buffers))
+    cuts, buffers, wholes = pickler.compact()
+    return Encoded(_pack_cuts(cuts) + file.getvalue(), tuple(buffers), tuple(wholes))
 
 
 def decode(head: bytes, buffers: Sequence[object]) -> Any:
@@ -139,11 +149,13 @@ class _Storage:
     tensors, may each have a storage of their own over the same memory (`from_numpy`).
     """
 
-    __slots__ = ("_buffers", "end", "flat", "number", "start", "storage")
+    __slots__ = ("_buffers", "end", "flat", "is_counted", "number", "start", "storage", "whole")
 
     def __init__(self, storage: torch.UntypedStorage, buffers: list[Any]) -> None:
         self.storage = storage  # held: no address is used twice while we work
-        self.flat = _flat_bytes(storage)
+        self.is_counted = torch_compat.is_counted(storage)  # asked before NumPy looks at it
+        self.whole = _flat_bytes(storage)
+        self.flat = self.whole.numpy()
         self.start, self.end = self.flat.nbytes, 0
         self._buffers = buffers
         self.number = -1
@@ -172,22 +184,26 @@ class _Pickler(pickle.Pickler):
         self._storages: dict[int, _Storage] = {}
         self.dispatch_table = _DISPATCH
 
-    def compact(self) -> tuple[list[tuple[int, int]], list[np.ndarray[Any, Any]]]:
+    def compact(
+        self,
+    ) -> tuple[list[tuple[int, int]], list[np.ndarray[Any, Any]], list[torch.Tensor | None]]:
         """The buffers, each cut to what is seen of it where that is much less than it is.
 
         Returns:
-            (number of the buffer, bytes cut off its front) for each that was cut, and all
-            buffers.
+            (number of the buffer, bytes cut off its front) for each that was cut; all buffers;
+            and for each that is all of a storage its bytes as a tensor.
         """
         cuts = []
+        wholes: list[torch.Tensor | None] = [None] * len(self._buffers)
         for storage in self._storages.values():
             start = storage.start // _CUT_ALIGN_BYTES * _CUT_ALIGN_BYTES
             size, seen = storage.flat.nbytes, max(0, storage.end - start)
             if size < COMPACT_RATIO * seen or size - seen <= COMPACT_MIN_BYTES:
+                wholes[storage.number] = storage.whole if storage.is_counted else None
                 continue
             self._buffers[storage.number] = storage.flat[start : storage.end]
             cuts.append((storage.number, start))
-        return cuts, self._buffers
+        return cuts, self._buffers, wholes
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -261,9 +277,8 @@ def _span_bytes(size: Sequence[int], stride: Sequence[int], item_bytes: int) -> 
     return (sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1) * item_bytes
 
 
-def _flat_bytes(storage: torch.UntypedStorage) -> np.ndarray[Any, Any]:
-    flat = torch.empty(0, dtype=torch.uint8)
-    return flat.set_(storage).numpy()
+def _flat_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 # -- the other way: rebuilt in main, found by name from the pickle ------------------------

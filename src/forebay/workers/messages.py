@@ -114,10 +114,17 @@ class Done(NamedTuple):
 
 
 class Need(NamedTuple):
-    """The result is larger than the draft: `size_bytes` in all. The worker waits for `Room`."""
+    """The result is larger than the draft. The worker waits for `Room`.
+
+    Attributes:
+        serial: The ticket's number.
+        size_bytes: What it needs in all.
+        poured_bytes: Of it, what the worker has on its heap and gives up while it is copied.
+    """
 
     serial: int
     size_bytes: int
+    poured_bytes: int = 0
 
 
 class Failed(NamedTuple):

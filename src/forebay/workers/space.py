@@ -6,18 +6,32 @@ Does not cover: getting a larger block when it is too small (worker.py asks main
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import mmap
+import sys
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
 import torch
 
 from forebay.transport.lease import SMALL_BYTES, Span
-from forebay.units import round_up_to_page
+from forebay.units import MIB, PAGE_BYTES, round_up_to_page
 
 _ALIGN_BYTES = 64
 """A cache line, to which torch's own allocator aligns too."""
+
+POUR_LEAST_BYTES = 16 * MIB
+"""Buffers from here on are worth giving up while they are copied. Below, the allocator would
+hand the same pages out for the next batch, without a fault for each; from 32 MiB on (glibc's
+highest threshold) it never does."""
+
+_PIECE_BYTES = 4 * MIB
+"""What a poured buffer takes twice at most."""
+
+_DONTNEED = 4  # MADV_DONTNEED
 
 
 @final
@@ -82,19 +96,62 @@ class Space:
         """Where in the arena a part at `offset` of the block is."""
         return self._offset + offset
 
-    def bring(self, buffer: np.ndarray[Any, Any]) -> Span | None:
-        """The span of `buffer` within the arena: copied there unless it lies there already."""
-        address = buffer.ctypes.data
-        at = address - self._mapping.address - self._offset
+    def reserve(self, buffer: np.ndarray[Any, Any]) -> Span | None:
+        """The span that `buffer` will have: where it lies, if that is in this block already.
+
+        None when it does not fit.
+        """
+        at = buffer.ctypes.data - self._mapping.address - self._offset
         if at >= 0 and at + buffer.nbytes <= self.used_bytes:
             return self._offset + at, buffer.nbytes
         start = next_start(self.used_bytes, buffer.nbytes)
         if start + buffer.nbytes > self.capacity_bytes:
             return None
         self.used_bytes = start + buffer.nbytes
-        if buffer.nbytes:
-            ctypes.memmove(self._mapping.address + self._offset + start, address, buffer.nbytes)
         return self._offset + start, buffer.nbytes
+
+    def fill(self, span: Span, buffer: np.ndarray[Any, Any], *, pours: bool) -> None:
+        """Copy `buffer` to its span, unless it lies there already.
+
+        Args:
+            span: As `reserve` gave it.
+            buffer: What to copy.
+            pours: Whether it is given up piece by piece, so that it never takes its memory
+                twice. Only for memory that nobody will look at again.
+        """
+        source, target = buffer.ctypes.data, self._mapping.address + span[0]
+        if source == target or not buffer.nbytes:
+            return
+        if pours:
+            _pour(target, source, buffer.nbytes)
+        else:
+            ctypes.memmove(target, source, buffer.nbytes)
+
+
+def _pour(target: int, source: int, length: int) -> None:
+    """Copy a private buffer, and give its pages back to the kernel on the way."""
+    madvise = _find_madvise()
+    given = round_up_to_page(source)
+    for start in range(0, length, _PIECE_BYTES):
+        end = min(length, start + _PIECE_BYTES)
+        ctypes.memmove(target + start, source + start, end - start)
+        # Whole pages only: the allocator's own words lie before and behind the buffer.
+        done = (source + end) // PAGE_BYTES * PAGE_BYTES
+        if madvise is not None and done > given:
+            madvise(given, done - given, _DONTNEED)
+            given = done
+
+
+@functools.cache
+def _find_madvise() -> Callable[[int, int, int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None  # elsewhere the advice leaves pages, or their contents, as they are
+    with contextlib.suppress(OSError, AttributeError):
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        madvise.restype = ctypes.c_int
+        return madvise
+    return None
 
 
 def next_start(used: int, length: int) -> int:

@@ -45,7 +45,7 @@ from forebay.workers.messages import (
     Task,
 )
 from forebay.workers.rows import Rows, plan_rows
-from forebay.workers.space import Mapping, Space, estimate_size
+from forebay.workers.space import POUR_LEAST_BYTES, Mapping, Space, estimate_size
 from forebay.workers.streams import Stream, Streams
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ class Worker:
         self._mapping = mapping
         self._in_thread = in_thread
         self._listed_bytes = 0  # what the batch at hand lay in on the heap
+        self._poured_bytes = 0  # of it, what was given up while it was copied
         self._streams = Streams(job, streams, in_thread=in_thread)
         self._is_iterable = torch_compat.is_iterable_kind(job.kind)
         # Messages read while waiting for room; served before the channel is read again.
@@ -173,7 +174,7 @@ class Worker:
             self._faults.start(task.capacity_bytes)
             if task.is_metered:
                 self._meter.start()
-        self._listed_bytes = 0
+        self._listed_bytes = self._poured_bytes = 0
         stopped: StopIteration | None = None
         answer: Done | Failed | StreamEnd
         try:
@@ -197,7 +198,7 @@ class Worker:
             # Meters read a whole process, which is the training code's: this is arithmetic.
             self.channel.send(done._replace(made=Made(self._listed_bytes, 0)))
         elif task.is_metered:
-            making = self._meter.stop()
+            making = self._meter.stop(self._poured_bytes)
             made = Made(making.peak_bytes, making.private_bytes)
             self.channel.send(done._replace(made=made, faults=self._faults.stop()))
             self._trim_if_above_share(making.private_bytes)
@@ -356,6 +357,7 @@ class Worker:
     def _pack(self, task: Task, batch: Any, space: Space, copies: int = 1) -> Done:
         """A batch that was collated from a list; `copies` of it were on the heap at once."""
         encoded = encode(batch)
+        del batch  # what nobody else holds may be given up while it is copied
         self._listed_bytes = copies * sum(buffer.nbytes for buffer in encoded.buffers)
         return self._ship(task, encoded, space)
 
@@ -365,28 +367,37 @@ class Worker:
         if sum(lengths) + len(head) <= INLINE_BYTES and not space.used_bytes:
             inline = tuple(bytearray(buffer.data) for buffer in encoded.buffers)
             return Done(task.serial, head, (), inline, 0, 0, None)
-        buffers = encoded.buffers
         if len(head) > HEAD_BYTES:
-            buffers, head = (*buffers, np.frombuffer(head, np.uint8)), b""
-        return self._write(task, Encoded(head, buffers), space)
+            buffers = (*encoded.buffers, np.frombuffer(head, np.uint8))
+            encoded = Encoded(b"", buffers, encoded.wholes)
+        return self._write(task, encoded, space)
 
     def _write(self, task: Task, encoded: Encoded, space: Space) -> Done:
-        touched = space.used_bytes
-        spans = [space.bring(buffer) for buffer in encoded.buffers]
-        touched = max(touched, space.used_bytes)
+        pours = [
+            buffer.nbytes >= POUR_LEAST_BYTES and encoded.is_forsaken(number)
+            for number, buffer in enumerate(encoded.buffers)
+        ]
+        poured = sum(
+            b.nbytes for b, is_poured in zip(encoded.buffers, pours, strict=True) if is_poured
+        )
+        spans = [space.reserve(buffer) for buffer in encoded.buffers]
         if None in spans:
             # Too small: main gives another block, and what lies in the old one is copied
             # over before main hears `Done` and takes the old one back.
             size = estimate_size([buffer.nbytes for buffer in encoded.buffers])
-            space = self._ask_for_room(task, size)
-            spans = [space.bring(buffer) for buffer in encoded.buffers]
-            touched = space.used_bytes
-            assert None not in spans
-        return Done(task.serial, encoded.head, tuple(spans), (), space.used_bytes, touched, None)  # type: ignore[arg-type]
+            space = self._ask_for_room(task, size, poured)
+            spans = [space.reserve(buffer) for buffer in encoded.buffers]
+        placed = [span for span in spans if span is not None]
+        assert len(placed) == len(spans)
+        for span, buffer, is_poured in zip(placed, encoded.buffers, pours, strict=True):
+            space.fill(span, buffer, pours=is_poured)
+        self._poured_bytes = poured
+        used = space.used_bytes
+        return Done(task.serial, encoded.head, tuple(placed), (), used, used, None)
 
-    def _ask_for_room(self, task: Task, size_bytes: int) -> Space:
+    def _ask_for_room(self, task: Task, size_bytes: int, poured_bytes: int = 0) -> Space:
         """A block that is large enough; tasks that arrive meanwhile wait in the inbox."""
-        self.channel.send(Need(task.serial, size_bytes))
+        self.channel.send(Need(task.serial, size_bytes, poured_bytes))
         room: Room | None = None
         while room is None:
             for message in self.channel.receive():
