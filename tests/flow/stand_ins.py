@@ -44,6 +44,7 @@ class Batch:
     size_bytes: int
     making_bytes: int = 0
     raises: bool = False
+    is_poured: bool = False
 
 
 class Channel:
@@ -65,6 +66,11 @@ class Worker:
         self._posted: list[Any] = []
         self._waiting: Task | None = None
         self._arena = arena
+
+    @property
+    def heap_bytes(self) -> int:
+        """What the batch at hand takes beside its block: at its most while it waits for one."""
+        return self._waiting.indices.making_bytes if self._waiting is not None else 0
 
     @property
     def can_step(self) -> bool:
@@ -113,7 +119,8 @@ class Worker:
             return Done(task.serial, b"head", (), (marked,), 0, 0, None)
         if batch.size_bytes > task.capacity_bytes:
             self._waiting = task
-            return Need(task.serial, batch.size_bytes)
+            poured = batch.size_bytes if batch.is_poured else 0
+            return Need(task.serial, batch.size_bytes, poured)
         return self._write(task, task.offset, task.capacity_bytes)
 
     def _write(self, task: Task, offset: int, capacity_bytes: int) -> Any:

@@ -339,6 +339,50 @@ def test_the_budget_holds_blocks_and_makings_at_every_step(rig: MakeRig, making_
         assert made.arena.touched_bytes + made.ledger.promised_bytes <= budget
 
 
+UNEVEN = [Batch(size, size + 64 * KIB, is_poured=True) for size in (MIB, 6 * MIB, MIB, 5 * MIB)]
+
+
+@pytest.mark.parametrize("budget_mib", [14, 20, 40])
+def test_batches_that_are_poured_take_their_memory_once(rig: MakeRig, budget_mib: int) -> None:
+    """Beside what the consumer holds and its heap a worker needs no second place for a batch."""
+    batches = [UNEVEN[1], *UNEVEN * 5]
+    made = rig(batches, num_streams=2, budget_bytes=budget_mib * MIB)
+    taken = []
+    for _ in batches:
+        while (got := made.take()) is None:
+            made.step(made.steppable[-1])
+            if taken:  # what a first one takes is known once it was made
+                heaps = sum(worker.heap_bytes for worker in made.workers)
+                assert made.arena.touched_bytes + heaps <= budget_mib * MIB
+        taken.append(got.mark if isinstance(got, Got) else got)
+        del got
+    assert taken == marks(len(batches))
+
+
+def test_a_worker_that_gave_up_its_promise_is_promised_anew_for_its_next_ticket(
+    rig: MakeRig,
+) -> None:
+    made = rig([Batch(5 * MIB, 6 * MIB, is_poured=True)] * 8, num_streams=1)
+    made.take_now()
+    while not isinstance(made.take_now(), End):
+        for worker in made.workers:
+            if made.scheduler.roster.count_flights(worker):
+                promised = made.ledger.promised_by_holder[worker.number]
+                assert promised >= 6 * MIB or worker.heap_bytes
+
+
+def test_a_loop_is_lent_its_batch_where_a_copy_would_save_nothing(rig: MakeRig) -> None:
+    """Two batches fit, three do not: what the loop holds goes when its variable is bound anew."""
+    made = rig([LARGE] * 12, num_streams=1, budget_bytes=2 * MIB + 256 * KIB)
+    got = made.take_now()
+    while isinstance(got, Got):
+        assert made.lender.copied_bytes == 0
+        following = made.take_now()
+        got = following
+        del following
+    assert made.arena.touched_bytes <= 2 * MIB + 256 * KIB
+
+
 # -- losses ---------------------------------------------------------------------------------------
 
 

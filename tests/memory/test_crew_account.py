@@ -28,6 +28,11 @@ class Crew:
         made = ((kept + passing) * MIB, anon)
         self.account.note_report(number, made, self.faults[number])
 
+    def speak(self, number: int, faulted: float = 0.01) -> None:
+        """A fetch that was not metered, with faults of so many MiB."""
+        self.faults[number] += int(faulted * PAGES)
+        self.account.note_report(number, None, self.faults[number])
+
     def read(self, *, is_warm: bool = True, promised: dict[int, int] | None = None) -> None:
         self.t_s += 0.2
         total = 5 * MIB + sum(self.private.values())
@@ -121,6 +126,76 @@ def test_a_trend_is_told_and_noise_is_not() -> None:
         crew.fetch(0, copied=2)
         crew.read()
     assert 5 * MIB < crew.account.growth_bytes_per_s < 20 * MIB
+
+
+def test_growth_that_no_fault_shows_is_believed_when_two_fetches_agree() -> None:
+    """Faults may be taken for what fetches give back: then nothing but readings tells."""
+    crew = Crew(0)
+    crew.warm_up()
+    before = crew.account.idle_bytes
+    crew.private[0] += 20 * MIB
+    crew.speak(0)
+    crew.read()
+    assert crew.account.idle_bytes < before + MIB
+    crew.read()  # in the same fetch: it may be what that fetch has for itself
+    assert crew.account.idle_bytes < before + MIB
+    crew.speak(0)
+    crew.read()
+    assert crew.account.idle_bytes >= before + 20 * MIB
+
+
+def test_what_was_promised_to_fetches_is_no_growth() -> None:
+    crew = Crew(0)
+    crew.warm_up()
+    before = crew.account.idle_bytes
+    crew.private[0] += 20 * MIB
+    for _ in range(3):
+        crew.fetch(0)
+        crew.read(promised={0: 20 * MIB})
+    assert crew.account.idle_bytes == before
+
+
+def test_exact_sums_between_readings_count_when_some_agree() -> None:
+    crew = Crew(0)
+    crew.warm_up()
+    there = crew.account.idle_bytes
+    for size in (40, 60, 30):
+        crew.account.note_sum(there + size * MIB, 10 * MIB)
+        assert crew.account.idle_bytes == there
+    crew.account.note_sum(there + 50 * MIB, 10 * MIB)
+    assert crew.account.idle_bytes == there + 20 * MIB
+    crew.account.note_sum(there, 10 * MIB)
+    assert crew.account.idle_bytes == there
+
+
+def test_faults_of_any_kind_are_suspected_until_exact_sums_clear_them() -> None:
+    crew = Crew(0)
+    crew.warm_up()
+    crew.fetch(0, passing=60)
+    assert crew.account.fresh_bytes == 0
+    assert crew.account.suspected_bytes == 60 * MIB
+    for _ in range(6):
+        crew.account.note_growth(0)
+    assert crew.account.suspected_bytes < MIB
+
+
+def test_growth_beyond_the_faults_that_were_counted_makes_them_count_more() -> None:
+    crew = Crew(0)
+    crew.warm_up()
+    crew.private[0] += 8 * MIB
+    crew.speak(0, 5)
+    crew.read()
+    before = crew.account.idle_bytes
+    crew.speak(0, 10)
+    assert crew.account.idle_bytes > before + 12 * MIB
+
+
+def test_faults_that_mapped_a_block_are_excused() -> None:
+    crew = Crew(0)
+    crew.warm_up()
+    crew.faults[0] += 30 * PAGES
+    crew.account.note_report(0, None, crew.faults[0], 25 * MIB)
+    assert crew.account.fresh_bytes == 5 * MIB
 
 
 @given(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.memory.peak import FaultMeter, read_faults
 from forebay.memory.probe import Making, PeakMeter, Roots, trim_heap
 from forebay.units import MIB
 
@@ -65,6 +66,40 @@ def test_the_blur_covers_shared_pages_that_grow_after_the_peak(
     making = meter.stop()
     assert making.peak_bytes < 60 * MIB
     assert making.peak_bytes + making.blur_bytes == pytest.approx(100 * MIB, rel=0.05)
+
+
+def test_what_was_poured_into_shared_pages_is_not_taken_off_the_peak(
+    meter: PeakMeter, shared: mmap.mmap
+) -> None:
+    meter.start()
+    make_transient()
+    fill(shared)
+    assert meter.stop(poured_bytes=len(shared)).peak_bytes == pytest.approx(100 * MIB, rel=0.05)
+
+
+def test_faults_that_map_shared_pages_are_not_counted(shared: mmap.mmap) -> None:
+    faults = FaultMeter()
+    before = faults.stop()
+    faults.start(0)  # how large the block will be is not known
+    fill(shared)
+    mapped = faults.stop()
+    faults.start(len(shared))
+    make_transient()
+    anonymous = faults.stop()
+    pages = len(shared) // 4096
+    assert mapped - before < 0.1 * pages
+    faults.close()
+    # Huge pages may make them fewer, never more.
+    assert read_faults() - anonymous >= 0.9 * pages
+    assert anonymous >= mapped
+
+
+def test_small_blocks_are_not_looked_at(shared: mmap.mmap) -> None:
+    faults = FaultMeter()
+    before = faults.stop()
+    faults.start(4096)
+    fill(shared)
+    assert faults.stop() - before >= 0.9 * len(shared) // 4096
 
 
 def test_shared_pages_that_go_make_no_phantom_peak(meter: PeakMeter, shared: mmap.mmap) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from .batches import MANY, Make
 from .compare import NotTheSame
@@ -58,6 +60,44 @@ def as_raised_without_workers(transcript: Transcript) -> Transcript:
 
     epochs = [replace(epoch, notes=tuple(map(plain, epoch.notes))) for epoch in transcript.epochs]
     return replace(transcript, epochs=tuple(epochs))
+
+
+LARGE_ELEMENTS = 3 * 2**20
+"""24 MiB: such a batch is given up piece by piece while it is copied to its block."""
+
+
+def large(samples: list[int]) -> torch.Tensor:
+    return torch.arange(LARGE_ELEMENTS) + samples[0]
+
+
+class LargeAndKept:
+    """The collate function goes on having what it returns."""
+
+    def __init__(self) -> None:
+        self.kept = torch.arange(LARGE_ELEMENTS)
+
+    def __call__(self, samples: list[int]) -> Any:
+        return {"x": self.kept, "first": self.kept[:10]}
+
+
+class LargeInAnArray(LargeAndKept):
+    """The same through NumPy, whose owners torch does not count."""
+
+    def __call__(self, samples: list[int]) -> Any:
+        return torch.from_numpy(self.kept.numpy())
+
+
+class LargeViews(LargeAndKept):
+    """Two looks at one memory, of which only the batch knows."""
+
+    def __call__(self, samples: list[int]) -> Any:
+        fresh = large(samples)
+        return [fresh[: LARGE_ELEMENTS // 2], (fresh, fresh[100:])]
+
+
+@pytest.mark.parametrize("collate", [large, LargeAndKept(), LargeInAnArray(), LargeViews()])
+def test_a_large_batch_is_torchs_whoever_else_has_its_memory(parity: Parity, collate: Any) -> None:
+    parity(Job(lambda: dict(dataset=list(range(4)), num_workers=1, collate_fn=collate)))
 
 
 @cases(

@@ -9,7 +9,8 @@ Runs under the engine's lock, like the scheduler, which is its only caller.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import contextlib
+from collections.abc import Iterator, MutableMapping
 from typing import Any, final
 
 from forebay.errors import BatchExceedsBudget, BudgetTooSmall, WorkersUnavailable
@@ -30,6 +31,13 @@ _MOST_SPREAD = 2.0
 
 _TRUSTED_RETURNS = 3
 """Calls in a row before which the consumer let go of a batch, until that is its habit."""
+
+
+@final
+class _Drawing:
+    """Whether what was drawn of a promise stays off it."""
+
+    is_kept = False
 
 
 @final
@@ -101,25 +109,47 @@ class Admission:
         """Whether more than half of the budget is spoken for: then every fetch is metered."""
         return self.ledger.free_bytes < self.ledger.budget_bytes // 2
 
+    @property
+    def must_ask_alone(self) -> bool:
+        """Whether a worker gets its next ticket only when it has nothing to do.
+
+        While memory is tight and any batch may be a giant: what it was promised for one it
+        gives up for the block of that one, and the next must be promised its own.
+        """
+        return self.is_tight and self.sizes.seen > 0 and not self.estimate_block()
+
+    def renew(self, worker: int) -> None:
+        """The worker goes on to its next ticket, after it gave up a part of its promise."""
+        self.ledger.amend(worker, self.makings.promise_bytes)
+
     def settle(self, worker: int) -> None:
         """The worker has nothing to do any more."""
         self.ledger.settle(worker)
 
-    def draw(self, worker: int, size_bytes: int) -> int:
-        """Take off a worker's promise what it will give up for its block.
+    def try_place(self, size_bytes: int, poured: tuple[int, int] = (-1, 0)) -> Draft | None:
+        """A block for a worker that asked for one, if it fits the budget.
 
-        Returns:
-            What was taken off: to be drawn back, as a negative size, if it gets none yet.
+        Args:
+            size_bytes: Of the block.
+            poured: Which worker, and how much it will give up of what it was promised while it
+                fills the block.
         """
+        with self._drawing(poured, size_bytes) as drawing:
+            drawing.is_kept = self._try_fit(size_bytes)
+        return self.place(size_bytes) if drawing.is_kept else None
+
+    @contextlib.contextmanager
+    def _drawing(self, poured: tuple[int, int], size_bytes: int) -> Iterator[_Drawing]:
+        """Meanwhile a promise is smaller by what will lie in new pages of the block instead."""
+        worker, poured_bytes = poured
         promised = self.ledger.promised_by_holder.get(worker, 0)
-        drawn = min(promised, size_bytes)
+        drawn = min(promised, poured_bytes, self._estimate_growth(size_bytes))
+        drawing = _Drawing()
         if drawn:
             self.ledger.amend(worker, promised - drawn)
-        return drawn
-
-    def try_place(self, size_bytes: int) -> Draft | None:
-        """A block for a worker that asked for one, if it fits the budget."""
-        return self.place(size_bytes) if self._try_fit(size_bytes) else None
+        yield drawing
+        if drawn and not drawing.is_kept:
+            self.ledger.amend(worker, promised)
 
     def place(self, size_bytes: int) -> Draft | None:
         """A block; None when addresses have run out."""
@@ -185,8 +215,18 @@ class Admission:
             spare += min(self._block_bytes(), self._held_across_bytes)
         return self._estimate_growth(size_bytes) <= self._read_free() + spare
 
-    def make_room(self, landed: MutableMapping[int, Any], head: int, size_bytes: int) -> None:
+    def make_room(
+        self,
+        landed: MutableMapping[int, Any],
+        head: int,
+        size_bytes: int,
+        poured: tuple[int, int] = (-1, 0),
+    ) -> None:
         """Evict ready batches, the one that is needed last first, until `size_bytes` fit."""
+        with self._drawing(poured, size_bytes):
+            self._make_room(landed, head, size_bytes)
+
+    def _make_room(self, landed: MutableMapping[int, Any], head: int, size_bytes: int) -> None:
         for serial in sorted(landed, reverse=True):
             if self._try_fit(size_bytes):
                 return

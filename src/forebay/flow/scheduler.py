@@ -261,6 +261,9 @@ class Scheduler:
         return self.roster.tokens
 
     def _try_dispatch(self, ticket: Ticket, worker: WorkerProcess) -> bool:
+        if self.admission.must_ask_alone and self.roster.count_flights(worker):
+            self.is_blocked = True
+            return False
         size = self.admission.estimate_block()
         if any(flight.draft is None for flight in self._flights.values()):
             size = 0  # who was sent before, without a block, must not find ours in the way
@@ -379,6 +382,8 @@ class Scheduler:
         del self._flights[flight.ticket.serial]
         if self.roster.end(flight.worker, flight.ticket.serial):
             self.admission.settle(flight.worker.number)
+        elif flight.poured_bytes:
+            self.admission.renew(flight.worker.number)  # for the next one that it has
 
     def _seal(self, flight: Flight, done: Done) -> Landed:
         """H: from draft to ready; what was learned from it."""
@@ -425,11 +430,7 @@ class Scheduler:
         """Answer workers that wait for a larger block, head first. False: nothing else now."""
         for serial in sorted(s for s, f in self._flights.items() if f.need_bytes):
             flight = self._flights[serial]
-            drawn = self.admission.draw(flight.worker.number, flight.poured_bytes)
-            may_go_on = self._serve_need(flight, is_next=self._is_next(serial))
-            if flight.need_bytes and serial in self._flights:  # it waits, with what it has
-                self.admission.draw(flight.worker.number, -drawn)
-            if not may_go_on:
+            if not self._serve_need(flight, is_next=self._is_next(serial)):
                 return False
         return True
 
@@ -440,7 +441,8 @@ class Scheduler:
         if not is_next:
             self.is_blocked = True
             return True
-        self.admission.make_room(self._landed, self._head, flight.need_bytes)
+        poured = flight.worker.number, flight.poured_bytes
+        self.admission.make_room(self._landed, self._head, flight.need_bytes, poured)
         if self._try_serve(flight):
             return True
         # The others land, and are evicted then; or a worker is replaced.
@@ -470,7 +472,8 @@ class Scheduler:
         return serial == self._head if self.settings.in_order else not self._landed
 
     def _try_serve(self, flight: Flight) -> bool:
-        draft = self.admission.try_place(flight.need_bytes)
+        poured = flight.worker.number, flight.poured_bytes
+        draft = self.admission.try_place(flight.need_bytes, poured)
         if draft is not None:
             self._serve(flight, draft)
         return draft is not None

@@ -43,7 +43,7 @@ _READINGS = 4
 _LOOKS = 4
 """The same for exact sums between readings, which come every 20 ms while workers grow."""
 
-_MOST_RATIO = 4.0
+_MOST_RATIO = 2.0
 """Growth for each fault that was counted, at most. Above 1 where faults were taken for
 others': for what fetches give back again, or for blocks that were mapped anew."""
 

@@ -229,10 +229,15 @@ class FaultMeter:
         self._seen = faults
         return faults - self._others
 
+    def close(self) -> None:
+        """Close the descriptor; a later `start` opens it again."""
+        if self._statm is not None:
+            self._statm.close()
+        self._pid, self._statm = -1, None
+
     def _read_shared_pages(self) -> int:
         if self._pid != os.getpid():
-            if self._statm is not None:
-                self._statm.close()
+            self.close()
             self._pid = os.getpid()
             self._statm = _Descriptor.try_open(self._roots.proc / "self/statm", os.O_RDONLY)
         if self._statm is None:
