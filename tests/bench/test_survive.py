@@ -137,6 +137,14 @@ def test_a_case_compares_forebay_with_the_best_of_torchs_survivors() -> None:
     assert (case.best.label, case.ratio) == ("torch 1x1", 1.2)
     (lone,) = make_cases([killed("torch"), outcome("forebay")], CONTESTANTS)
     assert lone.ratio is None
+    assert lone.is_lone
+
+
+def test_torch_without_workers_is_compared_apart() -> None:
+    outcomes = [killed("torch"), outcome("torch 0x0", 240.0), outcome("forebay", 120.0)]
+    (case,) = make_cases(outcomes, CONTESTANTS)
+    assert (case.best, case.ratio, case.ratio_alone) == (None, None, 0.5)
+    assert not case.is_lone
 
 
 @pytest.mark.parametrize(
@@ -168,7 +176,7 @@ def test_the_table_says_who_was_killed_and_where_forebay_loses() -> None:
     (row,) = table_rows(cases)
     assert row == (
         *("tiny images", "40 MiB", "killed (worker)", "not run"),
-        *("100/s (torch 1x1)", "50/s", "0.50", "30 MiB"),
+        *("100/s (torch 1x1)", "not run", "50/s", "0.50", "", "30 MiB"),
     )
     assert "tiny images at 40 MiB" in " ".join(summarise_cases(cases))
     head, rule, line = markdown(cases).splitlines()

@@ -347,7 +347,7 @@ def test_batches_that_are_poured_take_their_memory_once(rig: MakeRig, budget_mib
     """Beside what the consumer holds and its heap a worker needs no second place for a batch."""
     batches = [UNEVEN[1], *UNEVEN * 5]
     made = rig(batches, num_streams=2, budget_bytes=budget_mib * MIB)
-    taken = []
+    taken: list[Any] = []
     for _ in batches:
         while (got := made.take()) is None:
             made.step(made.steppable[-1])
@@ -366,7 +366,7 @@ def test_a_worker_that_gave_up_its_promise_is_promised_anew_for_its_next_ticket(
     made.take_now()
     while not isinstance(made.take_now(), End):
         for worker in made.workers:
-            if made.scheduler.roster.count_flights(worker):
+            if made.scheduler.roster.count_flights(worker):  # type: ignore[arg-type]
                 promised = made.ledger.promised_by_holder[worker.number]
                 assert promised >= 6 * MIB or worker.heap_bytes
 

@@ -55,5 +55,5 @@ def test_each_kill_has_its_cross_and_no_survivor_is_one() -> None:
     page = survive_page(make_cases(outcomes, make_contestants(2)), outcomes, "a machine")
     crosses = [page.count(f'"name":"{words}"') for words in ("torch as it comes: killed",)]
     crosses.append(page.count('"name":"torch, the article\'s recipe: killed"'))
-    crosses.append(page.count('"name":"torch\'s best that survives: none"'))
+    crosses.append(page.count('"name":"torch\'s best with workers: none"'))
     assert crosses == [2, 2, 2]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import forebay
 
@@ -32,7 +33,7 @@ def leave_pending() -> None:
 
 
 def run_epoch() -> None:
-    with forebay.DataLoader(torch.arange(8), 2, num_workers=1) as loader:
+    with forebay.DataLoader(TensorDataset(torch.arange(8)), 2, num_workers=1) as loader:
         assert len(list(loader)) == 4
 
 

@@ -16,7 +16,8 @@ from forebay.units import MIB
 _ROLES = (
     ("default", "torch as it comes", "--torch"),
     ("recipe", "torch, the article's recipe", "--torch-one"),
-    ("best", "torch's best that survives", "--ink"),
+    ("best", "torch's best with workers", "--ink"),
+    ("alone", "torch without workers", "--muted"),
     ("forebay", "forebay", "--forebay"),
 )
 
@@ -31,7 +32,7 @@ _METHOD = (
         "eight batches. The peak is anonymous and shared memory beyond the level before the "
         "loader, read every 10 ms from outside."
     ),
-    "torch's best is the fastest of its settings that survived the same limit.",
+    "torch's best is the fastest of its settings with workers that survived the same limit.",
 )
 
 
@@ -69,7 +70,9 @@ def _workload_section(name: str, cases: Sequence[Case]) -> report.Html:
     curves, moments = [], []
     for role, label, colour in _ROLES:
         rows: list[Row | None] = [getattr(case, role) for case in mine]
-        was_run = rows if role != "best" else [case.default or case.recipe for case in mine]
+        was_run: list[Row | None] = (
+            rows if role != "best" else [case.default or case.recipe for case in mine]
+        )
         if not any(rows) and not any(was_run):
             continue
         speeds = [row.samples_per_s if row is not None else 0.0 for row in rows]

@@ -196,7 +196,9 @@ class Case:
         budget_bytes: The budget.
         default: torch as it comes.
         recipe: torch by the article's recipe.
-        best: The fastest of torch's settings that survived; None when none did.
+        best: The fastest of torch's settings with workers that survived; None when none did.
+        alone: torch without workers: every batch is made in the training process, between two
+            of its steps.
         forebay: forebay.
         is_same: Whether forebay's first batches were torch's; None where torch with as many
             workers survived at none of the budgets, so that there is nothing to compare.
@@ -207,15 +209,31 @@ class Case:
     default: Row | None
     recipe: Row | None
     best: Row | None
+    alone: Row | None
     forebay: Row | None
     is_same: bool | None
 
     @property
     def ratio(self) -> float | None:
-        """forebay's speed over that of torch's best surviving setting; None without one."""
-        if self.best is None or self.forebay is None or not self.best.samples_per_s:
-            return None
-        return self.forebay.samples_per_s / self.best.samples_per_s
+        """forebay's speed over that of torch's best surviving workers; None without any."""
+        return _divide(self.forebay, self.best)
+
+    @property
+    def ratio_alone(self) -> float | None:
+        """The same over torch without workers."""
+        return _divide(self.forebay, self.alone)
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether no setting of torch's survived."""
+        is_alone_dead = self.alone is None or self.alone.verdict != "survived"
+        return self.best is None and is_alone_dead
+
+
+def _divide(ours: Row | None, torchs: Row | None) -> float | None:
+    if ours is None or torchs is None or not torchs.samples_per_s:
+        return None
+    return ours.samples_per_s / torchs.samples_per_s
 
 
 def make_cases(outcomes: Sequence[Outcome], contestants: Sequence[Contestant]) -> tuple[Case, ...]:
@@ -240,13 +258,15 @@ def _make_case(
     def find(role: str) -> Row | None:
         return next((row for each, row in rows.values() if each == role), None)
 
-    torchs = [row for role, row in rows.values() if role != "forebay"]
+    without = {each.label for each in contestants if each.num_workers == 0}
+    torchs = {label: row for label, (role, row) in rows.items() if role != "forebay"}
     return Case(
         workload=workload,
         budget_bytes=budget_bytes,
         default=find("default"),
         recipe=find("recipe"),
-        best=choose_best(torchs),
+        best=choose_best(row for label, row in torchs.items() if label not in without),
+        alone=next((row for label, row in torchs.items() if label in without), None),
         forebay=find("forebay"),
         is_same=_is_same(workload, here, outcomes, contestants),
     )
