@@ -90,7 +90,7 @@ class Admission:
         growth = self._estimate_growth(size_bytes) + step_bytes
         self.ledger.arena_bytes = self.arena.touched_bytes
         if is_busy:
-            return self.ledger.try_grow(growth)
+            return not self.must_ask_alone and self.ledger.try_grow(growth)
         making = self.makings.promise_bytes
         if not isinstance(self.ledger.grant(worker, making, growth), Refusal):
             return True
@@ -118,13 +118,18 @@ class Admission:
         """
         return self.is_tight and self.sizes.seen > 0 and not self.estimate_block()
 
-    def renew(self, worker: int) -> None:
-        """The worker goes on to its next ticket, after it gave up a part of its promise."""
-        self.ledger.amend(worker, self.makings.promise_bytes)
+    def settle(self, poured: tuple[int, int], *, is_idle: bool) -> None:
+        """A worker is done with a batch.
 
-    def settle(self, worker: int) -> None:
-        """The worker has nothing to do any more."""
-        self.ledger.settle(worker)
+        Args:
+            poured: Which, and how much of its promise it gave up.
+            is_idle: Whether it has nothing to do now; else the next needs a whole promise.
+        """
+        worker, poured_bytes = poured
+        if is_idle:
+            self.ledger.settle(worker)
+        elif poured_bytes:
+            self.ledger.amend(worker, self.makings.promise_bytes)
 
     def try_place(self, size_bytes: int, poured: tuple[int, int] = (-1, 0)) -> Draft | None:
         """A block for a worker that asked for one, if it fits the budget.
@@ -173,7 +178,7 @@ class Admission:
         self.in_flight_bytes += ready.block.capacity_bytes - before
         return ready
 
-    def note_costs(self, done: Done, given_back: int) -> None:
+    def note_costs(self, done: Done, given_back: int) -> bool:
         """Learn from a finished batch.
 
         Args:
@@ -181,13 +186,18 @@ class Admission:
             given_back: The arena's count when the fetch was handed out. If pages went back
                 meanwhile, they left the worker's resident memory while others came, and the
                 kernel's high-water mark, which counts all kinds, says nothing of making.
+
+        Returns:
+            Whether pages went back meanwhile.
         """
-        if done.made is not None and given_back == self.arena.times_given_back:
+        is_blurred = given_back != self.arena.times_given_back
+        if done.made is not None and not is_blurred:
             self.makings.add(done.made.peak_bytes)
         self.landings += 1
         self.objects_bytes = len(done.head) or (done.spans[-1][1] if done.spans else 0)
         self.sizes.add(done.used_bytes)
         self.totals.add(done.used_bytes or sum(map(len, done.inline)))
+        return is_blurred
 
     # -- making room --------------------------------------------------------------------------
 
@@ -211,9 +221,10 @@ class Admission:
         spare += stranded_bytes + self.ledger.promised_bytes
         # What is kept for such moments; and what may be back in the next.
         spare += self.ledger.seat.unpromised_bytes + self.ledger.seat.withheld_bytes
+        growth = self._estimate_growth(size_bytes)
         if self._is_lent_on_trust:
-            spare += min(self._block_bytes(), self._held_across_bytes)
-        return self._estimate_growth(size_bytes) <= self._read_free() + spare
+            growth -= min(self._block_bytes(), self.lender.lent_bytes)
+        return growth <= max(0, self._read_free() + spare)
 
     def make_room(
         self,

@@ -76,6 +76,11 @@ class Flight:
         self.need_bytes = 0  # above 0: the worker waits for so much
         self.poured_bytes = 0  # of it, what it has already and gives up for it
 
+    @property
+    def pouring(self) -> tuple[int, int]:
+        """Which worker gives up how much of what it was promised."""
+        return self.worker.number, self.poured_bytes
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -261,9 +261,6 @@ class Scheduler:
         return self.roster.tokens
 
     def _try_dispatch(self, ticket: Ticket, worker: WorkerProcess) -> bool:
-        if self.admission.must_ask_alone and self.roster.count_flights(worker):
-            self.is_blocked = True
-            return False
         size = self.admission.estimate_block()
         if any(flight.draft is None for flight in self._flights.values()):
             size = 0  # who was sent before, without a block, must not find ours in the way
@@ -380,15 +377,12 @@ class Scheduler:
 
     def _end_flight(self, flight: Flight) -> None:
         del self._flights[flight.ticket.serial]
-        if self.roster.end(flight.worker, flight.ticket.serial):
-            self.admission.settle(flight.worker.number)
-        elif flight.poured_bytes:
-            self.admission.renew(flight.worker.number)  # for the next one that it has
+        is_idle = self.roster.end(flight.worker, flight.ticket.serial)
+        self.admission.settle(flight.pouring, is_idle=is_idle)
 
     def _seal(self, flight: Flight, done: Done) -> Landed:
         """H: from draft to ready; what was learned from it."""
-        self.admission.note_costs(done, flight.given_back)
-        is_blurred = flight.given_back != self.admission.arena.times_given_back
+        is_blurred = self.admission.note_costs(done, flight.given_back)
         self.watcher.note_report(flight.worker, done, is_blurred=is_blurred)
         if flight.started_s:
             self.spacing.note_end(time.monotonic() - flight.started_s)
@@ -441,8 +435,7 @@ class Scheduler:
         if not is_next:
             self.is_blocked = True
             return True
-        poured = flight.worker.number, flight.poured_bytes
-        self.admission.make_room(self._landed, self._head, flight.need_bytes, poured)
+        self.admission.make_room(self._landed, self._head, flight.need_bytes, flight.pouring)
         if self._try_serve(flight):
             return True
         # The others land, and are evicted then; or a worker is replaced.
@@ -472,8 +465,7 @@ class Scheduler:
         return serial == self._head if self.settings.in_order else not self._landed
 
     def _try_serve(self, flight: Flight) -> bool:
-        poured = flight.worker.number, flight.poured_bytes
-        draft = self.admission.try_place(flight.need_bytes, poured)
+        draft = self.admission.try_place(flight.need_bytes, flight.pouring)
         if draft is not None:
             self._serve(flight, draft)
         return draft is not None
