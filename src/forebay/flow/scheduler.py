@@ -48,12 +48,14 @@ from forebay.workers.messages import (
     Need,
     Resume,
     Room,
+    Stands,
     StreamEnd,
     Task,
 )
 
 if TYPE_CHECKING:
     from forebay.flow.order import Order, Ticket
+    from forebay.flow.progress import Progress
     from forebay.workers.crew import Crew, Heard, WorkerProcess
 
 _TIGHT_BYTES = 128 * MIB
@@ -89,11 +91,13 @@ class Scheduler:
         admission: Admission,
         order: Order,
         settings: Settings,
+        progress: Progress,
     ) -> None:
         self.crew = crew
         self.admission = admission
         self.order = order
         self.settings = settings
+        self.progress = progress
         self.window = Window(settings.num_streams, settings.most_ahead)
         if not settings.in_order:
             # torch's rule shares a fixed number of tasks among the workers: who is slow keeps
@@ -131,10 +135,12 @@ class Scheduler:
         if not is_first:
             self._discard_rest()
             for worker in self.crew.workers:
-                self._tell(worker, Resume())
+                self._tell(worker, Resume(self.progress.epoch_here + 1))
         self.order.start_epoch(sampler)
+        for ticket in self.progress.start_epoch(self.order):
+            self._make_in_vain(ticket)
         self._head = self.order.first_serial
-        self._ended_streams.clear()
+        self._ended_streams = self.progress.ended_streams
         self.delivered = 0
         self._draw_up_to(self.settings.lead)
         self.dispatch()
@@ -155,16 +161,18 @@ class Scheduler:
         for ticket in self._pending:
             if ticket.stream < 0:
                 continue  # seeded by itself: making it in vain would change nothing
-            worker = self.roster.worker_of(ticket.stream)
-            task = Task(
-                ticket.serial, ticket.stream, ticket.indices, ticket.seed, 0, DISCARD, False
-            )
-            self._note_flight(Flight(ticket, worker, None))
-            self._tell(worker, task)
+            self._make_in_vain(ticket)
         self._pending.clear()
         for flight in list(self._flights.values()):
             if flight.need_bytes:
                 self._deny(flight)
+
+    def _make_in_vain(self, ticket: Ticket) -> None:
+        """Have a stream make a batch that nobody gets, for what it does to the stream."""
+        worker = self.roster.worker_of(ticket.stream)
+        self._note_flight(Flight(ticket, worker, None))
+        serial, stream, indices, seed = ticket.serial, ticket.stream, ticket.indices, ticket.seed
+        self._tell(worker, Task(serial, stream, indices, seed, 0, DISCARD, False))
 
     # -- for memory's sake --------------------------------------------------------------------
 
@@ -299,10 +307,9 @@ class Scheduler:
         stream = ticket.stream if ticket.stream >= 0 else worker.streams[0]
         self._note_flight(Flight(ticket, worker, draft))
         self.watcher.note_dispatch()
-        self._tell(
-            worker,
-            Task(ticket.serial, stream, ticket.indices, ticket.seed, offset, capacity, is_metered),
-        )
+        is_recorded = self.progress.note_dispatch(ticket.serial, stream, now)
+        what = (ticket.serial, stream, ticket.indices, ticket.seed)
+        self._tell(worker, Task(*what, offset, capacity, is_metered, is_recorded))
 
     def _note_flight(self, flight: Flight) -> None:
         if self.roster.begin(flight.worker, flight.ticket.serial):
@@ -354,6 +361,9 @@ class Scheduler:
             if move is not None:
                 self.watcher.note_move(move)
             return
+        if isinstance(message, Stands):
+            self.progress.note_stands(message)
+            return
         flight = self._flights.get(message.serial)
         if flight is None:
             return
@@ -364,6 +374,7 @@ class Scheduler:
             return
         self._end_flight(flight)
         if isinstance(message, Done):
+            self.progress.note_done(message)
             self._land(flight, self._seal(flight, message))
             return
         self._drop_drafts(flight)
@@ -478,7 +489,7 @@ class Scheduler:
     def _refuse(self, flight: Flight) -> None:
         """The head does not fit beside what the consumer holds."""
         error = self.admission.compose_refusal(
-            flight.ticket.serial - self.order.first_serial,
+            self.order.number_of(flight.ticket.serial),
             flight.need_bytes,
             self.settings.batch_size,
             is_first=self.delivered == 0,
@@ -507,9 +518,11 @@ class Scheduler:
             else:
                 self._arrived.remove(serial)
             if isinstance(landed, Skipped):
+                self.progress.note_end(serial)
                 self._draw_up_to(self.order.drawn + 1)
                 self.dispatch()
                 continue
+            self.progress.note_delivery(serial)
             return self._hand_over(landed)
 
     def _next_serial(self) -> int | None:

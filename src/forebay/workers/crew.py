@@ -22,6 +22,7 @@ import warnings
 import weakref
 from dataclasses import dataclass
 from multiprocessing import process as mp_process
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, final
 
 from forebay.errors import NestedLoader, WorkersUnavailable
@@ -32,6 +33,7 @@ from forebay.workers.messages import (
     Hatched,
     Kill,
     Quit,
+    Refresh,
     Retire,
     Spoiled,
     Start,
@@ -171,6 +173,7 @@ class Crew:
         self._leaving: list[WorkerProcess] = []  # told to end, and not gone yet
         self._by_number: dict[int, WorkerProcess] = {}
         self._numbers = itertools.count()
+        self._refresh: Refresh | None = None
         self._zygote, self._control = self._start_zygote(context, job, arena)
         try:
             for streams in streams_of:
@@ -286,6 +289,12 @@ class Crew:
     def post(self, worker: WorkerProcess, message: object) -> None:
         """The same, sent with the next `flush`."""
         worker.channel.post(message)
+
+    def refresh(self, dataset: Any) -> None:
+        """Have all workers, also those started later, draw from this dataset."""
+        self._refresh = Refresh(ForkingPickler.dumps(dataset).tobytes())
+        for worker in self._everybody():
+            self.tell(worker, self._refresh)
 
     def flush(self, worker: WorkerProcess) -> None:
         """Send what was posted, as far as the worker's socket takes it."""
@@ -412,6 +421,8 @@ class Crew:
         self._by_number[number] = worker
         with theirs, contextlib.suppress(ChannelClosed):
             self._control.send(Start(number, streams), (theirs.fileno(),))
+        if self._refresh is not None:
+            self.tell(worker, self._refresh)
         return worker
 
     def _note(self, message: Any) -> None:
