@@ -408,6 +408,7 @@ class Checkpoint:
                 place.delivered - place.since,
                 place.since if self.is_iterable else 0,
                 indices,
+                self.epoch,
             )
             for place in self.streams
         )

@@ -148,7 +148,14 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
         self._sampler_iter = draws.open()
         if checkpoint is not None and checkpoint.is_running:
             with entered_here(self._own):
-                catch_up(loader, checkpoint, self._sampler_iter, self._dataset_fetcher, self._own)
+                catch_up(
+                    loader,
+                    checkpoint,
+                    self._sampler_iter,
+                    self._dataset_fetcher,
+                    self._own,
+                    self._begin_batch,
+                )
         self._progress = LocalProgress(
             start, draws, int(self._base_seed), self._epoch, self._own, self._num_yielded
         )
@@ -167,13 +174,18 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
         self._progress.note_delivery()
         return data
 
+    def _begin_batch(self, number: int) -> None:
+        """Seed what the batch draws from, if it is seeded by its number."""
+        if self._seeding == "batch":
+            seed = mix_seed(int(self._base_seed), self._epoch, number)
+            seed_generators(seed, 0)
+            self._own.reseed(seed, 0)
+
     def _next_seeded(self) -> Any:
         index = self._next_index()  # type: ignore[no-untyped-call] # the sampler draws from main's generators
         main = RandomState.take()
         try:
-            seed = mix_seed(int(self._base_seed), self._epoch, self._num_yielded)
-            seed_generators(seed, 0)
-            self._own.reseed(seed, 0)
+            self._begin_batch(self._num_yielded)
             data = self._dataset_fetcher.fetch(index)
         finally:
             main.put()

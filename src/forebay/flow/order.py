@@ -62,6 +62,7 @@ class Order:
         self._epoch = epoch - 1
         self._skipped = 0
         self._again: deque[Ticket] = deque()
+        self._drawn_of = [0] * num_streams
         self.first_serial = 0
         """The first ticket of this epoch: batches of earlier ones are dropped."""
         self.next_serial = 0
@@ -79,6 +80,7 @@ class Order:
         self._turn = 0
         self._epoch += 1
         self._skipped = 0
+        self._drawn_of = [0] * self._num_streams
         self._again.clear()
         self.first_serial = self.next_serial
         self.is_exhausted = False
@@ -114,12 +116,19 @@ class Order:
             self._again.append(replace(ticket, serial=self.next_serial))
             self.next_serial += 1
 
-    def leave_out(self, ended: set[int], last_stream: int, count: int) -> None:
-        """The same for iterable datasets: go on after the stream that gave the last batch."""
+    def leave_out(self, ended: set[int], last_stream: int, delivered: list[int]) -> None:
+        """The same for iterable datasets: go on after the stream that gave the last batch.
+
+        Args:
+            ended: Streams that are exhausted.
+            last_stream: Who gave the last batch.
+            delivered: Batches that the consumer got of each stream.
+        """
         self._live = [stream for stream in self._live if stream not in ended]
         self._turn = sum(stream <= last_stream for stream in self._live)
+        self._drawn_of = list(delivered)
         self.is_exhausted = not self._live
-        self._skip_serials(count)
+        self._skip_serials(sum(delivered))
 
     def _skip_serials(self, count: int) -> None:
         self._skipped = count
@@ -158,10 +167,19 @@ class Order:
             return None
         serial = self.next_serial
         self.next_serial += 1
-        seed = None
+        stream, seed = self._next_stream(), None
         if self._seed_of is not None:
-            seed = self._seed_of(self._epoch, self.number_of(serial))
-        return Ticket(serial, self._next_stream(), indices, seed)
+            seed = self._seed_of(self._epoch, self._number(serial, stream))
+        return Ticket(serial, stream, indices, seed)
+
+    def _number(self, serial: int, stream: int) -> int:
+        """What a batch is seeded by. Of an iterable dataset its place in its own stream counts:
+        how many tickets go to streams that have ended depends on when that is heard."""
+        if stream < 0:
+            return self.number_of(serial)
+        made = self._drawn_of[stream]
+        self._drawn_of[stream] += 1
+        return made * self._num_streams + stream
 
     def _next_stream(self) -> int:
         if not self._is_bound:

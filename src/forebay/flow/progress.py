@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
 import torch.utils.data
@@ -203,8 +203,8 @@ class Progress:
             mark.snapshot, mark.since = place.snapshot, place.since
             mark.delivered, mark.has_ended = place.delivered, place.has_ended
         if self._is_iterable:
-            ended, last = self.ended_streams, checkpoint.last_stream
-            order.leave_out(ended, last, checkpoint.delivered)
+            delivered = [mark.delivered for mark in self._marks]
+            order.leave_out(self.ended_streams, checkpoint.last_stream, delivered)
             return
         again = set(checkpoint.missing)
         count = checkpoint.delivered + len(again)
@@ -464,6 +464,7 @@ def catch_up(
     sampler: Iterator[Any],
     fetcher: Any,
     own: Generators,
+    begin: Callable[[int], object],
 ) -> None:
     """With `num_workers=0`: bring a new iterator's parts to where those of the old stood."""
     local = checkpoint.local or {}
@@ -473,8 +474,10 @@ def catch_up(
     elif is_stateful(loader.dataset, fetcher):
         put_iterator(fetcher, local)
     else:
-        collates = not _collates_quietly(loader)
-        pass_over(fetcher, next(sampler), checkpoint.delivered, collates=collates)
+        collates, indices = not _collates_quietly(loader), next(sampler)
+        for number in range(checkpoint.delivered):
+            begin(number)
+            pass_over(fetcher, indices, collates=collates)
     if local.get("own") is not None:
         own.put_state(unpack_own(local["own"]))
 

@@ -35,12 +35,14 @@ class Start:
         made: Batches that it had made in the epoch when the snapshot was taken.
         skipped: Batches after that, which were delivered too: an iterable passes over them.
         indices: What the sampler gives for each of them.
+        epoch: As `seeding="batch"` counts.
     """
 
     snapshot: Plain | None
-    made: int = 0
-    skipped: int = 0
-    indices: Any = None
+    made: int
+    skipped: int
+    indices: Any
+    epoch: int
 
 
 # -- generators -----------------------------------------------------------------------------
@@ -185,21 +187,19 @@ def put_iterator(fetcher: Any, packed: Plain) -> None:
     fetcher.ended = state["fetcher_ended"]
 
 
-def pass_over(fetcher: Any, indices: Any, count: int, *, collates: bool) -> None:
-    """Have an iterable dataset make `count` batches again that nobody wants.
+def pass_over(fetcher: Any, indices: Any, *, collates: bool) -> None:
+    """Have an iterable dataset make one batch again that nobody wants.
 
     Args:
         fetcher: torch's.
-        indices: What the sampler gives for each.
-        count: How many.
+        indices: What the sampler gives for it.
         collates: Whether collating is more than copying: a function of the user's may draw
             random numbers.
     """
-    for _ in range(count):
-        if fetcher.ended:
-            return
-        with contextlib.suppress(Exception):  # the consumer met it in its time
-            if collates or indices is None:
-                fetcher.fetch(indices)
-            elif len(list(itertools.islice(fetcher.dataset_iter, len(indices)))) < len(indices):
-                fetcher.ended = True
+    if fetcher.ended:
+        return
+    with contextlib.suppress(Exception):  # the consumer met it in its time
+        if collates or indices is None:
+            fetcher.fetch(indices)
+        elif len(list(itertools.islice(fetcher.dataset_iter, len(indices)))) < len(indices):
+            fetcher.ended = True

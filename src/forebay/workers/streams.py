@@ -241,9 +241,14 @@ class Streams:
         if snapshot and not snapshot["is_new_epoch"]:
             put_iterator(stream.fetcher, snapshot)
             self._put_generators(stream, snapshot)
+        stream.made = start.made
         collates = not (job.has_default_collate and job.auto_collation)
-        pass_over(stream.fetcher, start.indices, start.skipped, collates=collates)
-        stream.made = start.made + start.skipped
+        for _ in range(start.skipped):
+            if job.seeding == "batch":
+                number = stream.made * job.num_streams + stream.number
+                self.seed_batch(stream, mix_seed(job.base_seed, start.epoch, number))
+            pass_over(stream.fetcher, start.indices, collates=collates)
+            stream.made += 1
 
     def _put_generators(self, stream: Stream, snapshot: dict[str, Any]) -> None:
         if snapshot["generators"] is not None and not self._in_thread:
