@@ -42,7 +42,8 @@ _LOCAL_STATES = ("dataset_state", "fetcher_state")
 
 def _walk_samplers(loader: Any) -> Iterator[Any]:
     """The sampler of batches, and those within it."""
-    sampler, seen = loader._index_sampler, []  # noqa: SLF001 - torch's own name for it
+    seen: list[Any] = []
+    sampler = loader._index_sampler  # noqa: SLF001 - torch's own name for it
     while sampler is not None and not any(sampler is other for other in seen):
         yield sampler
         seen.append(sampler)
@@ -378,7 +379,7 @@ class Checkpoint:
         """The samplers' iterator as the epoch began with it, or further on if it can tell."""
         if self.is_seeded:
             self.put_start(loader)
-        iterator = iter(loader._index_sampler)  # noqa: SLF001 - torch's own name for it
+        iterator: Iterator[Any] = iter(loader._index_sampler)  # noqa: SLF001 - torch's own name for it
         if self.is_running:
             self.sampler.put_iterator(iterator)
         return iterator

@@ -231,7 +231,7 @@ class Engine:
             finally:
                 self.scheduler.dispatch()
         batch = decode(head, buffers)
-        self._stats.note(buffers, waited_s, self.scheduler.last_samples)
+        self._stats.note(buffers, waited_s, self.scheduler.progress.last_samples)
         return batch
 
     def _refuse_foreign(self) -> None:

@@ -59,7 +59,7 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
         starts: tuple[Start, ...] = ()
         if checkpoint is not None:
             if checkpoint.keeps_seed(loader):
-                self._base_seed = checkpoint.base_seed
+                self._base_seed = checkpoint.base_seed or 0
             starts = checkpoint.make_starts(loader, iter(self._index_sampler))
         self._progress.base_seed = int(self._base_seed)
         self._make_engine = functools.partial(
@@ -136,7 +136,7 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
         self._note = note
         self._epoch = drawn = 0
         if checkpoint is not None and checkpoint.is_running:
-            self._base_seed = checkpoint.base_seed
+            self._base_seed = checkpoint.base_seed or 0
             self._epoch, drawn = checkpoint.epoch, checkpoint.drawn
             self._num_yielded = checkpoint.delivered
             if checkpoint.is_seeded:  # begun with workers
@@ -170,6 +170,9 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
         except StopIteration:
             self._progress.note_end()
             raise
+        except Exception:
+            self._progress.note_delivery()  # it stands in the place of a batch
+            raise
         self._note(data)
         self._progress.note_delivery()
         return data
@@ -185,7 +188,7 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
         index = self._next_index()  # type: ignore[no-untyped-call] # the sampler draws from main's generators
         main = RandomState.take()
         try:
-            self._begin_batch(self._num_yielded)
+            self._begin_batch(self._progress.delivered)
             data = self._dataset_fetcher.fetch(index)
         finally:
             main.put()

@@ -173,8 +173,11 @@ class Order:
         return Ticket(serial, stream, indices, seed)
 
     def _number(self, serial: int, stream: int) -> int:
-        """What a batch is seeded by. Of an iterable dataset its place in its own stream counts:
-        how many tickets go to streams that have ended depends on when that is heard."""
+        """What a batch is seeded by.
+
+        Of an iterable dataset its place in its own stream counts: how many tickets go to streams
+        that have ended depends on when that is heard.
+        """
         if stream < 0:
             return self.number_of(serial)
         made = self._drawn_of[stream]

@@ -24,6 +24,7 @@ import torch.utils.data
 from forebay import torch_compat
 from forebay.errors import StateUnavailable
 from forebay.flow.checkpoint import Checkpoint, MainState, SamplerPlace, StreamPlace
+from forebay.flow.flight import count_samples
 from forebay.workers.randomness import Generators
 from forebay.workers.snapshot import (
     Plain,
@@ -153,7 +154,9 @@ class Progress:
         self._marks = self._make_marks()
         self._ends: dict[int, bytes] = {}
         self._last_stream = -1
-        self._stream_of: dict[int, int] = {}
+        self._sent: dict[int, tuple[int, int]] = {}  # serial -> its stream, and samples
+        self.last_samples = 0
+        """Of the batch delivered last."""
         self._snapshots: dict[int, bytes] = {}
         self._first_serial = 0
         self._early: set[int] = set()  # delivered before one that comes earlier in the order
@@ -179,7 +182,7 @@ class Progress:
         self.delivered, self.is_over, self._last_stream = 0, False, -1
         self._marks = self._make_marks()
         self._ends.clear()
-        self._stream_of.clear()
+        self._sent.clear()
         self._snapshots.clear()
         self._early.clear()
         self._owed.clear()
@@ -221,9 +224,9 @@ class Progress:
 
     # -- a batch on its way -------------------------------------------------------------------
 
-    def note_dispatch(self, serial: int, stream: int, now_s: float) -> bool:
+    def note_dispatch(self, ticket: Ticket, stream: int, now_s: float) -> bool:
         """A stream gets a ticket. Returns whether it is to say where it stands afterwards."""
-        self._stream_of[serial] = stream
+        self._sent[ticket.serial] = (stream, count_samples(ticket.indices))
         mark = self._marks[stream]
         if not self._records:
             return False
@@ -235,21 +238,18 @@ class Progress:
 
     def note_done(self, done: Done) -> None:
         """A batch was made."""
-        if done.snapshot and done.serial in self._stream_of:
+        if done.snapshot and done.serial in self._sent:
             self._snapshots[done.serial] = done.snapshot
 
     def note_delivery(self, serial: int) -> None:
         """The consumer gets a batch, or the error in its place."""
         self.delivered += 1
-        stream = self._stream_of.pop(serial, -1)
+        self._last_stream, self.last_samples = self._sent.pop(serial)
         if not self._is_ordered and not self._is_iterable:
             self._note_unordered(serial)
         if self._draws is not None and self._draws.is_tracked:
             self._draws.find_place(self._least_missing())  # what is older is let go
-        if stream < 0:
-            return
-        self._last_stream = stream
-        mark = self._marks[stream]
+        mark = self._marks[self._last_stream]
         mark.delivered += 1
         snapshot = self._snapshots.pop(serial, None)
         if snapshot is None:
@@ -272,7 +272,7 @@ class Progress:
 
     def note_end(self, serial: int) -> None:
         """A stream's iterable dataset is exhausted, and the consumer has come to that."""
-        self._marks[self._stream_of.pop(serial)].has_ended = True
+        self._marks[self._sent.pop(serial)[0]].has_ended = True
 
     def note_stands(self, stands: Stands) -> None:
         """Where a stream stands as an epoch begins, or after one has ended."""

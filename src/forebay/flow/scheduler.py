@@ -31,7 +31,6 @@ from forebay.flow.flight import (
     Refused,
     Settings,
     Skipped,
-    count_samples,
 )
 from forebay.flow.roster import Roster
 from forebay.flow.spacing import Spacing
@@ -65,7 +64,6 @@ RUN_AHEAD_BYTES = MIB
 _RUN_AHEAD_BATCHES = 64
 """Small batches may run ahead up to so many bytes and so many for each stream: what costs
 there is waking each other up, not memory. 64 of 4 KB are a quarter of a MiB."""
-
 
 _MOVE_WAIT_S = 1.0
 """Longest single wait for streams on the move; their worker's end would be noticed too."""
@@ -110,8 +108,6 @@ class Scheduler:
         self._pending: deque[Ticket] = deque()
         self._flights: dict[int, Flight] = {}
         self._landed: dict[int, Landed] = {}
-        self._samples: dict[int, int] = {}  # of each landed batch
-        self.last_samples = 0  # of the batch handed over last
         self._arrived: deque[int] = deque()  # serials in order of landing, for in_order=False
         self._head = 0
         self._lost: BaseException | None = None
@@ -156,12 +152,10 @@ class Scheduler:
         for landed in self._landed.values():
             self.admission.drop_landed(landed)
         self._landed.clear()
-        self._samples.clear()
         self._arrived.clear()
         for ticket in self._pending:
-            if ticket.stream < 0:
-                continue  # seeded by itself: making it in vain would change nothing
-            self._make_in_vain(ticket)
+            if ticket.stream >= 0:  # else seeded by itself: it would change nothing
+                self._make_in_vain(ticket)
         self._pending.clear()
         for flight in list(self._flights.values()):
             if flight.need_bytes:
@@ -171,8 +165,8 @@ class Scheduler:
         """Have a stream make a batch that nobody gets, for what it does to the stream."""
         worker = self.roster.worker_of(ticket.stream)
         self._note_flight(Flight(ticket, worker, None))
-        serial, stream, indices, seed = ticket.serial, ticket.stream, ticket.indices, ticket.seed
-        self._tell(worker, Task(serial, stream, indices, seed, 0, DISCARD, False))
+        what = (ticket.serial, ticket.stream, ticket.indices, ticket.seed)
+        self._tell(worker, Task(*what, 0, DISCARD, is_metered=False))
 
     # -- for memory's sake --------------------------------------------------------------------
 
@@ -251,9 +245,8 @@ class Scheduler:
         is_tight = self.window.width <= len(self.crew.workers)
         if not is_tight or not self.settings.in_order or not self._flights:
             return False
-        if self.admission.sizes.estimate_next() < LARGE_BYTES:
-            return False
-        return self.spacing.must_wait(len(self.crew.workers))
+        is_large = self.admission.sizes.estimate_next() >= LARGE_BYTES
+        return is_large and self.spacing.must_wait(len(self.crew.workers))
 
     def _choose_worker(self, ticket: Ticket) -> WorkerProcess | None:
         """Who may make `ticket` now; None when nobody may."""
@@ -307,7 +300,7 @@ class Scheduler:
         stream = ticket.stream if ticket.stream >= 0 else worker.streams[0]
         self._note_flight(Flight(ticket, worker, draft))
         self.watcher.note_dispatch()
-        is_recorded = self.progress.note_dispatch(ticket.serial, stream, now)
+        is_recorded = self.progress.note_dispatch(ticket, stream, now)
         what = (ticket.serial, stream, ticket.indices, ticket.seed)
         self._tell(worker, Task(*what, offset, capacity, is_metered, is_recorded))
 
@@ -410,7 +403,6 @@ class Scheduler:
             self.admission.drop_landed(landed)
             return
         self._landed[serial] = landed
-        self._samples[serial] = count_samples(flight.ticket.indices)
         self._arrived.append(serial)
 
     def _drop_drafts(self, flight: Flight) -> None:
@@ -512,7 +504,6 @@ class Scheduler:
             if serial is None:
                 return self._conclude()
             landed = self._landed.pop(serial)
-            self.last_samples = self._samples.pop(serial)
             if self.settings.in_order:
                 self._head = serial + 1
             else:
