@@ -410,6 +410,7 @@ class Checkpoint:
                 place.since if self.is_iterable else 0,
                 indices,
                 self.epoch,
+                place.has_ended,
             )
             for place in self.streams
         )

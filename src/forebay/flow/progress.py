@@ -25,6 +25,7 @@ from forebay import torch_compat
 from forebay.errors import StateUnavailable
 from forebay.flow.checkpoint import Checkpoint, MainState, SamplerPlace, StreamPlace
 from forebay.flow.flight import count_samples
+from forebay.workers.messages import Failed
 from forebay.workers.randomness import Generators
 from forebay.workers.snapshot import (
     Plain,
@@ -40,7 +41,7 @@ from forebay.workers.snapshot import (
 
 if TYPE_CHECKING:
     from forebay.flow.order import Order, Ticket
-    from forebay.workers.messages import Done, Stands
+    from forebay.workers.messages import Done, Stands, StreamEnd
 
 RECORD_EVERY_S = 0.5
 """At most so much of each stream's work is done again on resuming; recording it costs less
@@ -236,10 +237,12 @@ class Progress:
         mark.recorded_s = now_s
         return True
 
-    def note_done(self, done: Done) -> None:
-        """A batch was made."""
-        if done.snapshot and done.serial in self._sent:
-            self._snapshots[done.serial] = done.snapshot
+    def note_answer(self, answer: Done | StreamEnd | Failed) -> None:
+        """A ticket was done: where the stream stands since, if it says so."""
+        if isinstance(answer, Failed) or answer.serial not in self._sent:
+            return
+        if answer.snapshot:
+            self._snapshots[answer.serial] = answer.snapshot
 
     def note_delivery(self, serial: int) -> None:
         """The consumer gets a batch, or the error in its place."""
@@ -272,7 +275,10 @@ class Progress:
 
     def note_end(self, serial: int) -> None:
         """A stream's iterable dataset is exhausted, and the consumer has come to that."""
-        self._marks[self._sent.pop(serial)[0]].has_ended = True
+        mark = self._marks[self._sent.pop(serial)[0]]
+        mark.has_ended = True
+        if serial in self._snapshots:
+            mark.snapshot, mark.since = self._snapshots.pop(serial), 0
 
     def note_stands(self, stands: Stands) -> None:
         """Where a stream stands as an epoch begins, or after one has ended."""

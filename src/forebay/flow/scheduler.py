@@ -366,8 +366,8 @@ class Scheduler:
                 self._deny(flight)
             return
         self._end_flight(flight)
+        self.progress.note_answer(message)
         if isinstance(message, Done):
-            self.progress.note_done(message)
             self._land(flight, self._seal(flight, message))
             return
         self._drop_drafts(flight)

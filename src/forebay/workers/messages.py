@@ -166,10 +166,17 @@ class Handed(NamedTuple):
 
 
 class StreamEnd(NamedTuple):
-    """An iterable dataset's copy in this stream has ended."""
+    """An iterable dataset's copy in this stream has ended.
+
+    Attributes:
+        serial: The ticket that met the end, or came after it.
+        stream: Which.
+        snapshot: Where the stream stands, pickled; of the first such ticket.
+    """
 
     serial: int
     stream: int
+    snapshot: bytes = b""
 
 
 class Stands(NamedTuple):

@@ -36,6 +36,7 @@ class Start:
         skipped: Batches after that, which were delivered too: an iterable passes over them.
         indices: What the sampler gives for each of them.
         epoch: As `seeding="batch"` counts.
+        has_ended: Whether it has nothing more to give in this epoch.
     """
 
     snapshot: Plain | None
@@ -43,6 +44,7 @@ class Start:
     skipped: int
     indices: Any
     epoch: int
+    has_ended: bool
 
 
 # -- generators -----------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class Streams:
         for number in self._streams:
             stream = self.enter(number)
             stream.has_ended, stream.made = False, 0
-            before = self._take_snapshot(stream, is_new_epoch=True)
+            before = self.take_snapshot(stream, is_new_epoch=True)
             self._make_fetcher(stream)
             if not self._announce(stream):
                 self.news.append(Stands(number, epoch, before))
@@ -197,7 +197,7 @@ class Streams:
     def report(self) -> list[Stands]:
         """Where each stream stands between two epochs."""
         return [
-            Stands(number, self._epoch, self._take_snapshot(self.enter(number), is_new_epoch=True))
+            Stands(number, self._epoch, self.take_snapshot(self.enter(number), is_new_epoch=True))
             for number in self._streams
         ]
 
@@ -206,17 +206,18 @@ class Streams:
         stream.made += 1
         if is_stateful(stream.dataset, stream.fetcher):
             is_recorded = stream.made % self._job.snapshot_every == 0
-        return self._take_snapshot(stream) if is_recorded else b""
+        return self.take_snapshot(stream) if is_recorded else b""
 
     def _announce(self, stream: Stream) -> bool:
         """Say where a stream with a state of its own begins; whether it has one."""
         told = is_stateful(stream.dataset, stream.fetcher)
         if told:
-            self.news.append(Stands(stream.number, self._epoch, self._take_snapshot(stream)))
+            self.news.append(Stands(stream.number, self._epoch, self.take_snapshot(stream)))
         return told
 
-    def _take_snapshot(self, stream: Stream, *, is_new_epoch: bool = False) -> bytes:
+    def take_snapshot(self, stream: Stream, *, is_new_epoch: bool = False) -> bytes:
         """Where the current stream stands, pickled: what it refers to may change."""
+        is_new_epoch = is_new_epoch or stream.has_ended
         snapshot: dict[str, Any] = {"generators": None, "own": None, "is_new_epoch": is_new_epoch}
         if self._job.seeding == "torch":
             snapshot["own"] = pack_own(stream.own.take_state())
@@ -235,6 +236,9 @@ class Streams:
         put_dataset(stream.dataset, snapshot)
         if snapshot.get("is_new_epoch"):
             self._put_generators(stream, snapshot)
+        if start.has_ended:
+            stream.has_ended = True
+            return
         self._make_fetcher(stream)
         if stream.fault is not None:
             return

@@ -247,7 +247,7 @@ class Worker:
             if not self._is_iterable:
                 raise
             stream.has_ended = True
-            return StreamEnd(task.serial, task.stream)
+            return StreamEnd(task.serial, task.stream, self._streams.take_snapshot(stream))
 
     def _fetch(self, task: Task, stream: Stream, space: Space) -> Done:
         if not (self._job.has_default_collate and self._job.auto_collation):
