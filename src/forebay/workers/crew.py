@@ -189,8 +189,9 @@ class Crew:
 
     def register(self, poller: select.poll) -> None:
         """Have `poller` wake when anybody says something."""
-        if self._control.fileno() >= 0:
-            poller.register(self._control.fileno(), select.POLLIN)
+        control = self._control.fileno()
+        if control >= 0:
+            poller.register(control, select.POLLIN)
         for worker in self._everybody():
             self.register_worker(poller, worker)
 
@@ -199,9 +200,10 @@ class Crew:
 
     def register_worker(self, poller: select.poll, worker: WorkerProcess) -> None:
         """The same for one worker; also when its socket takes what it did not take before."""
-        if worker.channel.fileno() >= 0:
+        fd = worker.channel.fileno()  # read once: the clock asks while others may close it
+        if fd >= 0:
             wanted = select.POLLIN | (select.POLLOUT if worker.channel.has_unsent else 0)
-            poller.register(worker.channel.fileno(), wanted)
+            poller.register(fd, wanted)
 
     def wait(self, timeout_s: float, bell: int) -> None:
         """For the clock, without the engine's lock: until somebody speaks or `bell` rings."""
