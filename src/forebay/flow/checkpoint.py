@@ -379,6 +379,7 @@ class Checkpoint:
         """The samplers' iterator as the epoch began with it, or further on if it can tell."""
         if self.is_seeded:
             self.put_start(loader)
+        self.sampler.put(loader, is_running=self.is_running)  # torch has asked for one before
         iterator: Iterator[Any] = iter(loader._index_sampler)  # noqa: SLF001 - torch's own name for it
         if self.is_running:
             self.sampler.put_iterator(iterator)

@@ -81,8 +81,11 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
         checkpoint, self._checkpoint = self._checkpoint, None
         drawn = 0
         if checkpoint is not None:
-            self._sampler_iter = checkpoint.reopen_sampler(loader)
-            start, drawn = checkpoint.begin, checkpoint.drawn
+            if checkpoint.is_seeded:
+                start = checkpoint.begin
+            if checkpoint.is_running or checkpoint.is_seeded:
+                self._sampler_iter = checkpoint.reopen_sampler(loader)
+            drawn = checkpoint.drawn
             self._num_yielded = checkpoint.delivered if checkpoint.is_running else 0
         elif not first_iter and loader.refresh_dataset:
             self._engine.refresh_dataset(loader.dataset)

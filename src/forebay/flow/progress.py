@@ -154,6 +154,7 @@ class Progress:
         self._draws: Draws | None = None
         self._marks = self._make_marks()
         self._ends: dict[int, bytes] = {}
+        self._early_stands: list[Stands] = []
         self._last_stream = -1
         self._sent: dict[int, tuple[int, int]] = {}  # serial -> its stream, and samples
         self.last_samples = 0
@@ -195,10 +196,14 @@ class Progress:
             self._first_serial = order.first_serial - checkpoint.delivered
             missing = enumerate(checkpoint.missing, order.first_serial)
             self._owed.update(missing)
+        early, self._early_stands = self._early_stands, []
+        for stands in early:
+            self.note_stands(stands)
 
     def restart(self) -> None:
         """The workers are others, and begin from the base seed."""
         self.epoch_here, self.first_epoch = -1, 0
+        self._early_stands.clear()
 
     def _catch_up(self, order: Order, checkpoint: Checkpoint) -> Iterator[Ticket]:
         self.delivered, self._last_stream = checkpoint.delivered, checkpoint.last_stream
@@ -282,6 +287,8 @@ class Progress:
 
     def note_stands(self, stands: Stands) -> None:
         """Where a stream stands as an epoch begins, or after one has ended."""
+        if stands.epoch > self.epoch_here:  # the clock hears new workers before main begins
+            self._early_stands.append(stands)
         if stands.epoch != self.epoch_here:
             return
         mark = self._marks[stands.stream]
