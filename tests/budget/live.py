@@ -4,6 +4,7 @@
     python -m tests.budget.live large OUT        one automatic loader, large batches, a tight limit
     python -m tests.budget.live shared OUT       two loaders, one budget, taking turns
     python -m tests.budget.live many OUT         twelve loaders, one budget, a random one each step
+    python -m tests.budget.live buckets OUT      24 loaders of threads, the same
 
 Each writes lines of JSON to OUT: what the loader says of itself at each step. It checks each
 batch itself: a wrong one ends it with an error.
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import torch
 from torch.utils.data import Dataset
 
@@ -33,6 +35,7 @@ IDLE_S = 2.0
 LARGE_MIB = 100
 SHARED_MIB = 160
 MANY_MIB = 420
+BUCKETS_MIB = 300
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -142,9 +145,22 @@ def shared(out: TextIO) -> None:
 def many(out: TextIO) -> None:
     """One loader a bucket, as text-to-image training has them."""
     budget = forebay.Budget(MANY_MIB * MIB)
+    visit(out, budget, 12, "process", 4)
+
+
+def buckets(out: TextIO) -> None:
+    """Report 42 as it was told: 24 buckets of 2 workers each and samples of 8 MiB."""
+    budget = forebay.Budget(BUCKETS_MIB * MIB)
+    visit(out, budget, 24, "thread", 8)
+
+
+def visit(out: TextIO, budget: forebay.Budget, count: int, backend: Any, size_mib: int) -> None:
+    """Loaders of one budget, a random one each step."""
     loaders = [
-        forebay.DataLoader(Numbers(4, factor), num_workers=2, memory_budget=budget)
-        for factor in range(1, 13)
+        forebay.DataLoader(
+            Numbers(size_mib, factor), num_workers=2, memory_budget=budget, worker_backend=backend
+        )
+        for factor in range(1, count + 1)
     ]
     readers: dict[int, Reader] = {}
     choose = random.Random(4)
@@ -156,6 +172,7 @@ def many(out: TextIO) -> None:
     tell(
         out,
         loaders=len(readers),
+        processes=len(psutil.Process().children(recursive=True)),
         workers=sum(loaders[number].stats().workers for number in readers),
         held=budget.held_bytes,
     )
@@ -168,6 +185,7 @@ SCENES: dict[str, Callable[[TextIO], None]] = {
     "large": large,
     "shared": shared,
     "many": many,
+    "buckets": buckets,
 }
 
 if __name__ == "__main__":

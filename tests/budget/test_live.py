@@ -17,7 +17,7 @@ import pytest
 from forebay.bench.cgroup import GroupUnavailable, MemoryGroup
 from forebay.bench.sampler import Sampler, Trace
 from tests.budget.harness import NEVER_S, ROOT, _environment
-from tests.budget.live import MANY_MIB, MIB, SHARED_MIB
+from tests.budget.live import BUCKETS_MIB, MANY_MIB, MIB, SHARED_MIB
 
 pytestmark = pytest.mark.cgroup
 
@@ -156,6 +156,15 @@ def test_many_loaders_of_one_budget_stay_below_it_together(tmp_path: Path) -> No
     end = seen.lines[-2]
     assert end["loaders"] == 12
     assert end["held"] <= MANY_MIB * MIB
+
+
+def test_42_buckets_whose_workers_are_threads_need_no_process(tmp_path: Path) -> None:
+    seen = watch("buckets", tmp_path)
+    assert seen.peak_bytes <= BUCKETS_MIB * MIB
+    end = seen.lines[-2]
+    assert end["loaders"] == 24
+    assert end["processes"] <= 4
+    assert end["held"] <= BUCKETS_MIB * MIB
 
 
 def watch(scene: str, tmp_path: Path) -> Seen:
