@@ -135,6 +135,7 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
         start = MainState.take(loader) if checkpoint is None else checkpoint.begin
         if checkpoint is not None:
             begin_dataset(loader, checkpoint)
+            checkpoint.put_start(loader)  # the dataset's state may hold a generator's
         super().__init__(loader)
         self._seeding = loader.seeding
         self._note = note
