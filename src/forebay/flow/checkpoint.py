@@ -362,7 +362,9 @@ class Checkpoint:
         except BaseException:
             before.put()
             raise
-        if self.is_running:
+        # How far a sampler is ahead of the consumer depends on the number of workers: with another
+        # one its generator stands where drawing has left it now.
+        if self.is_running and self.num_workers == loader.num_workers:
             MainState(None, self.now.given).put(loader)
         if loader.num_workers > 0 or (self.is_running and self.now.shared is None):
             if self.begin.shared is None or not _are_equal(before, self.begin.shared):

@@ -184,7 +184,8 @@ class Engine:
         self._has_warned_hoarding = False
         self._has_warned_outgrown = False
         _engines.add(self)
-        self._clock = Clock(self)
+        with self._lock:  # its thread may tick before this returns
+            self._clock = Clock(self)
         self.lender.attach_bell(self._clock.bell)
 
     # -- the consumer's side ------------------------------------------------------------------

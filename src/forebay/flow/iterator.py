@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 from typing import Any, final
 
 from forebay import torch_compat
@@ -134,6 +135,7 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
         start = MainState.take(loader) if checkpoint is None else checkpoint.begin
         if checkpoint is not None:
             begin_dataset(loader, checkpoint)
+            checkpoint.put_start(loader)  # the dataset's state may hold a generator's
         super().__init__(loader)
         self._seeding = loader.seeding
         self._note = note
@@ -159,6 +161,9 @@ class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
                     self._own,
                     self._begin_batch,
                 )
+            if checkpoint.is_seeded:  # the sampler had begun, and drawn what it begins with
+                begun = list(itertools.islice(self._sampler_iter, 1))
+                self._sampler_iter = itertools.chain(begun, self._sampler_iter)
         self._progress = LocalProgress(
             start, draws, int(self._base_seed), self._epoch, self._own, self._num_yielded
         )
