@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, final
@@ -59,7 +60,8 @@ class Draws:
     """
 
     def __init__(self, loader: Any, iterator: Iterator[Any], drawn: int) -> None:
-        self._loader = loader
+        # Weak: a persistent loader holds its iterator, and must go when its last reference does.
+        self._loader = weakref.ref(loader)
         self._iterator = iterator
         self._drawn = drawn
         self._every = max(1, loader.snapshot_every_n_steps)
@@ -69,7 +71,8 @@ class Draws:
 
     def _take(self) -> SamplerPlace:
         try:
-            return copy.deepcopy(SamplerPlace.take(self._loader, self._iterator, self._drawn))
+            place = SamplerPlace.take(self._loader(), self._iterator, self._drawn)
+            return copy.deepcopy(place)
         except Exception:  # one that cannot tell is drawn from again; nobody may ever ask
             return SamplerPlace(self._drawn)
 
