@@ -300,7 +300,7 @@ WORKLOADS = {
         Workload("custom collate", Clouds, 100, 32, (40, 64, 128), collate=join_clouds),
         Workload("stream", Stream, 200, 32, (40, 64, 128)),
         Workload("python objects", Payloads, 32, 8, (48, 64, 128), collate=as_it_is),
-        Workload("touched records", Records, 160, 64, (64, 96, 192)),
+        Workload("touched records", Records, 160, 64, (80, 96, 192)),
         Workload("many records", ManyRecords, 500, 64, (224, 256, 384)),
         Workload("leaking", Leaking, 400, 4, (64, 128, 256)),
         Workload("caching", Caching, 300, 4, (96, 128, 256)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import subprocess
@@ -14,6 +15,12 @@ import pytest
 from forebay.memory.peak import FaultMeter, read_faults
 from forebay.memory.probe import Making, PeakMeter, Roots, trim_heap
 from forebay.units import MIB
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> None:
+    """What other tests left must not come free in the middle of a measurement."""
+    gc.collect()
 
 
 @pytest.fixture
