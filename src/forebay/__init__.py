@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forebay.datasets.cache import SharedCache
     from forebay.datasets.shuffle import ShuffleBuffer
     from forebay.errors import (
         BatchExceedsBudget,
@@ -60,6 +61,7 @@ __all__ = [
     "LoaderStats",
     "NestedLoader",
     "PackedList",
+    "SharedCache",
     "ShuffleBuffer",
     "StateMismatch",
     "StateUnavailable",
@@ -76,6 +78,7 @@ _HOMES = {
     "DataLoader": "forebay.loader",
     "LoaderStats": "forebay.events",
     "PackedList": "forebay.memory.packed",
+    "SharedCache": "forebay.datasets.cache",
     "ShuffleBuffer": "forebay.datasets.shuffle",
     "memory_limit": "forebay.memory.limits",
     "rng": "forebay.workers.randomness",

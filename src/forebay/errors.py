@@ -93,7 +93,7 @@ class InvalidOption(ForebayError, ValueError):  # noqa: N818
 
 
 class InvalidMemory(ForebayError, ValueError):  # noqa: N818
-    """`memory` of a dataset wrapper names no number of bytes."""
+    """`memory` of a dataset wrapper names no number of bytes, or too few."""
 
     value: object
 
@@ -104,6 +104,19 @@ class InvalidMemory(ForebayError, ValueError):  # noqa: N818
             f"memory={value!r} names no number of bytes. The dataset was not wrapped. Give bytes "
             'as an int, a size like "64MiB", "4GiB" or "4GB", or a share like "10%".',
             value=value,
+        )
+
+    @classmethod
+    def below(cls, value: object, memory_bytes: int, needed_bytes: int, samples: int) -> Self:
+        """The error for `value`, which holds the index of a cache and nothing beside."""
+        return cls(
+            f"memory={value!r} is {format_bytes(memory_bytes)}, but the index of a cache for "
+            f"{samples:,} samples takes {format_bytes(needed_bytes)}, and samples come on top. "
+            "The dataset was not wrapped. Give what the samples take that should be kept.",
+            value=value,
+            memory_bytes=memory_bytes,
+            needed_bytes=needed_bytes,
+            samples=samples,
         )
 
 
