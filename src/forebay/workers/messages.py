@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from forebay.transport.lease import Span
+from forebay.workers import snapshot
 
 DISCARD = -1
 """A task's capacity when its result is not wanted: only its effects on the stream are."""
@@ -51,9 +52,15 @@ class Room(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Epoch `epoch` of persistent workers: fetchers are made anew."""
+    """Epoch `epoch` of persistent workers: fetchers are made anew.
+
+    Attributes:
+        epoch: Of the iterator, from 0.
+        streams: Which streams begin it; none for all.
+    """
 
     epoch: int
+    streams: tuple[int, ...] = ()
 
 
 class Refresh(NamedTuple):
@@ -82,6 +89,16 @@ class Adopt(NamedTuple):
     """Carry these streams from here on; what another worker handed over."""
 
     streams: tuple[StreamState, ...]
+
+
+class Begin(NamedTuple):
+    """Carry these streams from here on; the worker that had them is gone.
+
+    Attributes:
+        starts: Stream, and where it stood at some batch.
+    """
+
+    starts: tuple[tuple[int, snapshot.Start], ...]
 
 
 class Retire(NamedTuple):

@@ -129,6 +129,7 @@ class Streams:
         self._streams = {number: self._make_stream(number) for number in numbers}
         self._current: Stream | None = None
         self._epoch = 0
+        self._starts = dict(enumerate(job.starts))
         self.news: list[Stands] = []
         """Where streams stand at the begin of an epoch, when batches alone will not tell."""
 
@@ -167,10 +168,15 @@ class Streams:
         if not self._in_thread:
             seed_generators(seed, 0)
 
-    def resume(self, epoch: int) -> None:
-        """A new epoch of persistent workers: new fetchers, same generators and datasets."""
+    def resume(self, epoch: int, numbers: tuple[int, ...] = ()) -> None:
+        """A new epoch of persistent workers: new fetchers, same generators and datasets.
+
+        Args:
+            epoch: Its number.
+            numbers: Streams that begin it; none for all.
+        """
         self._epoch = epoch
-        for number in self._streams:
+        for number in numbers or self._streams:
             stream = self.enter(number)
             stream.has_ended, stream.made = False, 0
             before = self.take_snapshot(stream, is_new_epoch=True)
@@ -288,6 +294,16 @@ class Streams:
                 stream.own.put_state(state.own)
         self.news.clear()  # in the middle of an epoch
 
+    def begin(self, starts: tuple[tuple[int, Start], ...]) -> None:
+        """Go on with streams of a worker that is gone, from where they stood at some batch."""
+        for number, start in starts:
+            self._starts[number] = start
+            self._streams[number] = self._make_stream(number)
+            said = len(self.news)
+            self.enter(number)
+            if start.snapshot is not None or start.skipped:
+                del self.news[said:]  # in the middle of an epoch
+
     def run_exit_fn(self) -> None:
         """The user's exit function, once for each stream."""
         if self._job.exit_fn is not None:
@@ -304,9 +320,10 @@ class Streams:
         self._run_init_fn(stream)
         if stream.fault is not None:
             return
-        if job.starts:
+        start = self._starts.pop(stream.number, None)
+        if start is not None:
             try:
-                self._restore(stream, job.starts[stream.number])
+                self._restore(stream, start)
             except Exception:
                 stream.fault = torch_compat.WorkerException(where=_where(stream.number))
         else:

@@ -31,6 +31,7 @@ from forebay.workers.job import Job
 from forebay.workers.messages import (
     DISCARD,
     Adopt,
+    Begin,
     Done,
     Failed,
     Handed,
@@ -147,7 +148,10 @@ class Worker:
             if isinstance(message, Task):
                 self._run(message)
             elif isinstance(message, Resume):
-                self._streams.resume(message.epoch)
+                self._streams.resume(message.epoch, message.streams)
+                self._tell_news()
+            elif isinstance(message, Begin):
+                self._streams.begin(message.starts)
                 self._tell_news()
             elif isinstance(message, Refresh):
                 self._streams.refresh(

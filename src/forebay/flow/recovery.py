@@ -1,0 +1,212 @@
+"""Workers that died, and who goes on with what they had.
+
+Covers: noticing deaths, judging them (an accident, memory, a batch that kills), starting a
+worker in the place of one, and bringing its streams to where they were. Does not cover: the
+tickets it had in hand (scheduler.py gives them out again), or the way back (trails.py).
+
+    noticed -> judged -> a fresh worker -> Begin(where the streams stood) -> what they made
+    since, once more, for nobody -> the tickets that were lost, in their order
+
+Nothing waits for the fresh worker to start: what it is told waits in its socket. Runs under
+the engine's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from forebay.errors import PoisonSample, ReplayWarning, StateUnavailable, WorkerDied, say_end
+from forebay.flow.trails import Step, Trails
+from forebay.memory.readings import MemoryEvents, events_since
+from forebay.workers.messages import Begin
+
+if TYPE_CHECKING:
+    from forebay.flow.flight import Flight
+    from forebay.flow.roster import Roster
+    from forebay.flow.watcher import Watcher
+    from forebay.workers.crew import Crew, WorkerProcess
+    from forebay.workers.snapshot import Start
+
+_log = logging.getLogger("forebay")
+
+MOST_DEATHS = 3
+"""Of workers on one batch, before it is given up. Two may be bad luck: a kill from outside
+that hits the same batch twice."""
+
+_REASONS = 16
+"""Deaths that are told in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What follows from a death.
+
+    Attributes:
+        worker: Who goes on.
+        steps: What it makes once more for nobody, for each stream.
+        poison: The error in the place of the batch that it died of; None to make it again.
+    """
+
+    worker: WorkerProcess
+    steps: tuple[tuple[int, list[Step]], ...]
+    poison: PoisonSample | None
+
+
+@final
+class Recovery:
+    """One crew's deaths.
+
+    Args:
+        crew: Whose workers.
+        roster: Who carries which streams.
+        trails: How far the streams came.
+        may_replay: Whether the dead are replaced; else the first one ends the epoch.
+        skips: Whether streams without a state are run again from their start: said once.
+        read_events: The memory group's counters, for telling who the kernel killed.
+
+    Attributes:
+        lost: Set when the streams of a dead worker cannot go on: no further batch is made.
+        restarts: Workers that were replaced.
+        reasons: The latest deaths, in words.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        roster: Roster,
+        trails: Trails,
+        *,
+        may_replay: bool,
+        skips: bool,
+        read_events: Callable[[], MemoryEvents],
+    ) -> None:
+        self._crew = crew
+        self._roster = roster
+        self.trails = trails
+        self._may_replay = may_replay
+        self._skips = skips
+        self._read_events = read_events
+        self._events = read_events() if may_replay else None
+        self._deaths: Counter[tuple[str, int]] = Counter()
+        self.lost: BaseException | None = None
+        self.restarts = 0
+        self.reasons: deque[str] = deque(maxlen=_REASONS)
+
+    def find_dead(self) -> list[WorkerProcess]:
+        """Workers to be replaced; none when nobody can be, and `lost` says why."""
+        self.lost = self.lost or self._crew.fault
+        if self.lost is not None:
+            return []
+        return [each for each in self._crew.workers if each.has_ended and not each.is_retired]
+
+    def note_landing(self, stream: int) -> None:
+        """A stream has made a batch: whatever killed its workers is behind it."""
+        if self._deaths:
+            self._deaths.pop(("stream", stream), None)
+
+    def replace(
+        self, worker: WorkerProcess, flights: list[Flight], watcher: Watcher
+    ) -> Replacement | None:
+        """Have a fresh worker go on in the place of a dead one.
+
+        Args:
+            worker: Who died.
+            flights: What it had in hand, the batch that it was at first.
+            watcher: Who keeps the book of workers.
+
+        Returns:
+            What follows; None if nobody can go on, and `lost` says why.
+        """
+        at = flights[0] if flights else None
+        indices = at.ticket.indices if at is not None else None
+        pid, code = worker.known_pid or 0, worker.exitcode
+        died = WorkerDied.about(pid, code, indices)
+        if not self._may_replay:
+            self.lost = died
+            return None
+        held_bytes = watcher.read_held_bytes(worker)
+        poison = self._judge(worker, at, held_bytes)
+        if poison is not None and (at is None or at.is_again):
+            self.lost = poison  # nothing that is delivered could stand for it
+            return None
+        if poison is not None and at is not None:
+            self.trails.forget(at.stream, at.ticket.serial)
+        self._say(worker, at)
+        lost = [flight.ticket.serial for flight in flights if not flight.is_again]
+        try:
+            ways = [(stream, *self.trails.find_way(stream, lost)) for stream in worker.streams]
+            fresh = self._start_instead(worker, watcher, [(s, start) for s, start, _ in ways])
+        except (StateUnavailable, OSError) as error:
+            died.__cause__ = error
+            self.lost = died
+            return None
+        return Replacement(fresh, tuple((stream, steps) for stream, _, steps in ways), poison)
+
+    def _judge(
+        self, worker: WorkerProcess, at: Flight | None, held_bytes: int
+    ) -> PoisonSample | None:
+        """Count the death; the error if it is one too many."""
+        keys = [("stream", stream) for stream in worker.streams[:1]]
+        if at is not None:
+            keys = [("batch", at.origin)]
+        for key in keys:
+            self._deaths[key] += 1
+        self._lower_if_memory(worker)
+        if all(self._deaths[key] < MOST_DEATHS for key in keys):
+            return None
+        indices = at.ticket.indices if at is not None else None
+        pid = worker.known_pid or 0
+        return PoisonSample.about_batch(pid, worker.exitcode, indices, MOST_DEATHS, held_bytes)
+
+    def _lower_if_memory(self, worker: WorkerProcess) -> None:
+        """After a kill for lack of memory one fetch less runs at once, before it is tried again."""
+        if worker.exitcode not in (None, -signal.SIGKILL) or self._events is None:
+            return
+        before, self._events = self._events, self._read_events()
+        if events_since(before, self._events).oom_kills:
+            self._roster.take_token()
+            self.reasons.append("the kernel killed for lack of memory: one fetch less at once")
+
+    def _say(self, worker: WorkerProcess, at: Flight | None) -> None:
+        end = say_end(worker.known_pid or 0, worker.exitcode)
+        where = f"at batch {at.origin}" if at is not None else "between two batches"
+        self.reasons.append(f"{end}, {where}")
+        _log.warning("%s, %s: replaced, and its batches are made again", end, where)
+        if self._skips:
+            self._skips = False
+            warnings.warn(ReplayWarning.about_skipping(), stacklevel=2)
+
+    def _start_instead(
+        self, worker: WorkerProcess, watcher: Watcher, starts: list[tuple[int, Start]]
+    ) -> WorkerProcess:
+        if self._crew.has_lost_template:
+            self._crew.revive()
+        self._roster.moves.forget(worker)
+        fresh = self._crew.start_spare()
+        fresh.streams = worker.streams
+        self._crew.install(fresh, worker)
+        self._roster.replace(worker, fresh)
+        watcher.note_replacement(worker, fresh)
+        self._crew.tell(fresh, Begin(tuple(starts)))
+        self.restarts += 1
+        return fresh
+
+
+def kill_if_stopped(worker: WorkerProcess) -> bool:
+    """End a worker that somebody has stopped: it would never answer. Whether it was."""
+    try:
+        with open(f"/proc/{worker.known_pid}/stat", encoding="ascii", errors="replace") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    if state not in ("T", "t"):
+        return False
+    os.kill(worker.known_pid or 0, signal.SIGKILL) if worker.known_pid else None
+    return True
