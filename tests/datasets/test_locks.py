@@ -109,9 +109,7 @@ def test_an_error_while_alone_ends_it() -> None:
         assert is_free(locks, 0)
 
 
-def test_a_child_forked_while_a_thread_holds_has_nothing_and_waits_for_nobody_dead(
-    
-) -> None:
+def test_a_child_forked_while_a_thread_holds_has_nothing_and_waits_for_nobody_dead() -> None:
     locks = make_locks()
     assert locks.try_hold(1)
 
