@@ -21,11 +21,6 @@ PADDED_MIB = 225
 
 
 @pytest.mark.parametrize("budget", ["auto", "4GiB", "90%"])
-@pytest.mark.xfail(
-    reason="four first fetches run at once, before the cost of one is known, where the budget "
-    "has 128 MiB for each: each takes 256 MiB",
-    strict=False,
-)
 def test_10_no_worker_is_killed_below_a_limit_whatever_the_budget_says(
     watch: Watch, budget: str
 ) -> None:

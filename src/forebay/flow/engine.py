@@ -392,7 +392,8 @@ class Engine:
 
     def _rescue_lone_fetch(self, now_s: float) -> None:
         cpu_s = _read_cpu_s(self.scheduler.roster.busy_pids())
-        if cpu_s - self._lone_cpu_s > 0.1 * _LONE_S:  # it works: leave it alone
+        is_working = cpu_s - self._lone_cpu_s > 0.1 * _LONE_S
+        if is_working and not self.scheduler.slow_start.is_cheap:  # leave it alone
             self._lone_cpu_s, self._lone_since_s = cpu_s, now_s
         elif now_s - self._lone_since_s > _LONE_S:
             self._lone_since_s = now_s

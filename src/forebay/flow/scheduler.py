@@ -33,6 +33,7 @@ from forebay.flow.flight import (
     Skipped,
 )
 from forebay.flow.roster import Roster
+from forebay.flow.slow_start import SlowStart
 from forebay.flow.spacing import Spacing
 from forebay.flow.watcher import Unwatched, Watcher
 from forebay.memory.window import Delivery, Window
@@ -56,9 +57,6 @@ if TYPE_CHECKING:
     from forebay.flow.order import Order, Ticket
     from forebay.flow.progress import Progress
     from forebay.workers.crew import Crew, Heard, WorkerProcess
-
-_TIGHT_BYTES = 128 * MIB
-"""Free bytes a stream below which the very first fetch runs alone: nothing is known yet."""
 
 RUN_AHEAD_BYTES = MIB
 _RUN_AHEAD_BATCHES = 64
@@ -116,7 +114,7 @@ class Scheduler:
         self.spacing = Spacing()
         self.is_blocked = False
         self.is_short = False
-        self._is_slow_start = True
+        self.slow_start = SlowStart(admission, settings.num_streams)
         self._poller = select.poll()
         crew.register(self._poller)
         self._posted: set[WorkerProcess] = set()
@@ -254,11 +252,7 @@ class Scheduler:
         )
 
     def _tokens_now(self) -> int:
-        free_bytes = self.admission.ledger.free_bytes
-        is_tight = free_bytes < _TIGHT_BYTES * self.settings.num_streams
-        if self._is_slow_start and is_tight and not self.admission.sizes.seen:
-            return 1  # slow start: the first fetch shows what fetches cost
-        return self.roster.tokens
+        return 1 if self.slow_start.is_on else self.roster.tokens
 
     def _try_dispatch(self, ticket: Ticket, worker: WorkerProcess) -> bool:
         size = self.admission.estimate_block()
@@ -590,7 +584,7 @@ class Scheduler:
     def add_token(self) -> None:
         """One more fetch at once: those that run may be waiting for one that does not."""
         self.roster.add_token(for_good=True)
-        self._is_slow_start = False
+        self.slow_start.end()
         self.dispatch()
 
     @property
