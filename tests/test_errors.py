@@ -24,8 +24,11 @@ from forebay.errors import (
     InvalidBudgetType,
     InvalidMemory,
     InvalidOption,
+    InvalidState,
     IteratorClosed,
     NestedLoader,
+    StateMismatch,
+    StateUnavailable,
     WorkerDied,
     WorkersUnavailable,
 )
@@ -49,6 +52,20 @@ PARTS: dict[str, tuple[ForebayError, str, str, str, str]] = {
     "InvalidMemory": (
         InvalidMemory.about("4Gb"),
         "memory='4Gb'", "names no number of bytes", "was not wrapped", 'Give bytes .*"10%"',
+    ),
+    "InvalidState": (
+        InvalidState.about({"step": 4}, "it has no _num_yielded"),
+        r"keys \['step'\]", "must be what state_dict", "The loader is as it was", "Give such a one",
+    ),
+    "StateMismatch": (
+        StateMismatch.about("num_workers", 4, 2),
+        "num_workers=4, but this loader has 2", "Which batches come next depends on that",
+        "Nothing was started", "Make the loader with 4",
+    ),
+    "StateUnavailable": (
+        StateUnavailable.about("KeyError: 'a'"),
+        "failed in a worker: KeyError", "The loader's state needs it",
+        "Iteration is not disturbed", "Mend that method",
     ),
     "BudgetTooSmall": (
         BudgetTooSmall.about(64 * MIB, 20 * MIB, 88 * MIB, 32),
@@ -108,7 +125,8 @@ def test_every_error_is_read_here() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_error_is_also_one_of_pythons_kinds(kind: type[ForebayError]) -> None:
-    assert issubclass(kind, (ValueError, TypeError, RuntimeError))
+    # torchdata's users catch an AssertionError where a state does not fit.
+    assert issubclass(kind, (ValueError, TypeError, RuntimeError, AssertionError))
 
 
 def test_warnings_are_the_users_affair() -> None:

@@ -24,6 +24,8 @@ OWN: dict[str, Any] = {
     "worker_backend": "thread",
     "seeding": "batch",
     "worker_exit_fn": print,
+    "refresh_dataset": True,
+    "snapshot_every_n_steps": 3,
 }
 
 

@@ -249,6 +249,70 @@ def _working_on(indices: object) -> str:
     return f"It was to make the batch of indices {text}. The epoch ends here."
 
 
+class InvalidState(ForebayError, ValueError):  # noqa: N818
+    """What was given to `load_state_dict` is no loader's state."""
+
+    @classmethod
+    def about(cls, state: object, why: str) -> Self:
+        """The error for `state`, which cannot be read because of `why`."""
+        what = f"keys {sorted(map(str, state))}" if isinstance(state, dict) else repr(state)
+        if len(what) > 200:  # noqa: PLR2004 - two lines of a terminal
+            what = what[:200] + "..."
+        return cls(
+            f"a state with {what} cannot be read ({why}). A state must be what state_dict() of a "
+            "forebay.DataLoader gave. The loader is as it was. Give such a one, or {} to begin "
+            "anew."
+        )
+
+
+class StateMismatch(ForebayError, AssertionError):  # noqa: N818
+    """A loader cannot go on from the state that it was given; as torchdata, an AssertionError.
+
+    Attributes:
+        name: What differs.
+        saved: What the state has.
+        given: What the loader has.
+    """
+
+    name: str
+    saved: object
+    given: object
+
+    @classmethod
+    def about(cls, name: str, saved: object, given: object) -> Self:
+        """The error for `name`, which differs."""
+        return cls(
+            f"the state was taken with {name}={saved!r}, but this loader has {given!r}. Which "
+            f"batches come next depends on that. Nothing was started. Make the loader with "
+            f"{saved!r}{_freer(name)}, or begin anew with load_state_dict({{}}).",
+            name=name,
+            saved=saved,
+            given=given,
+        )
+
+
+def _freer(name: str) -> str:
+    if name != "num_workers":
+        return ""
+    return (
+        ' (with seeding="batch" and a map-style dataset, states do not depend on num_workers; '
+        "how many processes carry the workers never matters)"
+    )
+
+
+class StateUnavailable(ForebayError, RuntimeError):  # noqa: N818
+    """A dataset's own `state_dict` failed in a worker, or no engine of ours ran."""
+
+    @classmethod
+    def about(cls, why: str) -> Self:
+        """The error for a state that cannot be had because of `why`."""
+        return cls(
+            f"state_dict() of the dataset, or of its iterator, failed in a worker: {why}. The "
+            "loader's state needs it. Iteration is not disturbed. Mend that method, or take it "
+            "away: then a resumed loader passes over the batches delivered before."
+        )
+
+
 class NestedLoader(ForebayError, RuntimeError):  # noqa: N818
     """A loader with workers was iterated where no process may be started."""
 

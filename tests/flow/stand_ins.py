@@ -12,11 +12,13 @@ import select
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from forebay.flow.admission import Admission
 from forebay.flow.flight import Delivered, End, Inline, Refused, Settings
 from forebay.flow.order import Order
+from forebay.flow.progress import Progress
 from forebay.flow.scheduler import Scheduler
 from forebay.memory.ledger import Ledger
 from forebay.memory.planner import split_streams
@@ -189,6 +191,19 @@ def mark_of(serial: int) -> int:
     return serial % 250 + 1
 
 
+def make_progress(num_streams: int, *, in_order: bool = True) -> Progress:
+    """The progress of a loader over a map-style dataset."""
+    loader = SimpleNamespace(
+        in_order=in_order,
+        seeding="torch",
+        dataset=None,
+        num_workers=num_streams,
+        persistent_workers=False,
+        _dataset_kind=0,
+    )
+    return Progress(loader, None)
+
+
 @dataclass
 class Got:
     """A delivered batch: its marks, and the buffers while they are held."""
@@ -235,6 +250,7 @@ class Rig:
             self.admission,
             self.order,
             Settings(**(usual | settings)),
+            make_progress(num_streams, in_order=settings.get("in_order", True)),
         )
         self.held: deque[Got] = deque()
         self._is_waiting = False

@@ -114,3 +114,69 @@ def test_an_endless_sampler_is_drawn_from_one_at_a_time() -> None:
     sampler = itertools.count()
     drawn(order(4, sampler), 3)
     assert next(sampler) == 3
+
+
+# -- an epoch that was begun before ---------------------------------------------------------
+
+
+@given(
+    length=st.integers(0, 20),
+    taken=st.integers(0, 20),
+    known=st.integers(0, 20),
+    num_streams=st.integers(1, 4),
+)
+def test_after_skipping_the_tickets_are_those_that_were_to_come(
+    length: int, taken: int, known: int, num_streams: int
+) -> None:
+    taken = min(taken, length)
+    known = min(known, taken)
+    whole = order(num_streams, range(length))
+    expected = [whole.draw() for _ in range(length)]
+    resumed = order(num_streams, range(known, length))
+    passed = list(resumed.skip(taken, known, set()))
+    assert [(number, ticket.indices) for number, ticket in passed] == [
+        (number, number) for number in range(known, taken)
+    ]
+    assert resumed.drawn == 0
+    assert [resumed.draw() for _ in range(length - taken)] == expected[taken:]
+    assert resumed.draw() is None
+
+
+def test_tickets_that_were_not_delivered_come_first() -> None:
+    source = order(2, range(8))
+    assert [number for number, _ in source.skip(5, 0, {0, 2})] == [1, 3, 4]
+    drawn = [ticket.indices for _ in range(5) if (ticket := source.draw())]
+    assert drawn == [0, 2, 5, 6, 7]
+
+
+@given(data=st.data(), lengths=st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_streams_take_turns_from_where_they_were(data: st.DataObject, lengths: list[int]) -> None:
+    def run(source: Order, left: list[int], most: int) -> list[int]:
+        """Streams in the order in which the consumer gets their batches."""
+        delivered: list[int] = []
+        while len(delivered) < most and (ticket := source.draw()) is not None:
+            if left[ticket.stream]:
+                left[ticket.stream] -= 1
+                delivered.append(ticket.stream)
+            else:
+                source.end_stream(ticket.stream)
+        return delivered
+
+    taken = data.draw(st.integers(0, sum(lengths)))
+    expected = run(order(len(lengths), iter(int, 1)), list(lengths), sum(lengths))
+    head = expected[:taken]
+    given_of = [head.count(stream) for stream in range(len(lengths))]
+    resumed = order(len(lengths), iter(int, 1))
+    ended = {stream for stream, length in enumerate(lengths) if length == 0}
+    resumed.leave_out(ended, head[-1] if head else -1, given_of)
+    left = [length - given for length, given in zip(lengths, given_of, strict=True)]
+    assert run(resumed, left, sum(lengths)) == expected[taken:]
+
+
+def test_a_batch_of_a_stream_is_seeded_by_its_place_in_it() -> None:
+    source = Order(2, is_bound=True, seed_of=lambda _, number: number)
+    source.start_epoch(iter(int, 1))
+    source.draw()
+    source.end_stream(0)
+    seeds = [ticket.seed for _ in range(3) if (ticket := source.draw())]
+    assert seeds == [1, 3, 5]

@@ -147,7 +147,7 @@ def test_a_new_epoch_makes_fetchers_anew_and_lets_generators_run_on() -> None:
     stream = streams.enter(0)
     first, before = stream.fetcher, draw()
     stream.has_ended = True
-    streams.resume()
+    streams.resume(1)
     assert stream.fetcher is not first
     assert not stream.has_ended
     assert [before, draw()] == alone(0, 2)

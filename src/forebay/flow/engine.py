@@ -58,11 +58,12 @@ from forebay.transport.codec import decode
 from forebay.transport.lease import Lender, Ready
 from forebay.units import MIB, format_budget, format_bytes
 from forebay.workers.backend import start_crew
-from forebay.workers.messages import Failed, Keep
+from forebay.workers.messages import Failed, Keep, Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forebay.flow.progress import Progress
     from forebay.workers.job import Job
 
 _WAIT_S = LOOK_S
@@ -119,7 +120,13 @@ class Engine:
     """
 
     def __init__(
-        self, plan: Plan, job: Job, context: Any, legacy: Legacy, lessons: Lessons
+        self,
+        plan: Plan,
+        job: Job,
+        context: Any,
+        legacy: Legacy,
+        lessons: Lessons,
+        progress: Progress,
     ) -> None:
         lessons.begin_epoch()
         seat = take_seat(plan, job.num_streams)
@@ -164,8 +171,9 @@ class Engine:
         self.scheduler = Scheduler(
             self.crew,
             self.admission,
-            make_order(plan, job),
+            make_order(plan, job, progress.first_epoch),
             make_settings(plan, seat, job, crew_plan),
+            progress,
         )
         self.controller = Controller(
             self.scheduler, plan.budget, self._probe, self._owner_pid, _find_zygotes
@@ -176,7 +184,8 @@ class Engine:
         self._has_warned_hoarding = False
         self._has_warned_outgrown = False
         _engines.add(self)
-        self._clock = Clock(self)
+        with self._lock:  # its thread may tick before this returns
+            self._clock = Clock(self)
         self.lender.attach_bell(self._clock.bell)
 
     # -- the consumer's side ------------------------------------------------------------------
@@ -212,7 +221,7 @@ class Engine:
             finally:
                 self._is_consumer_here = False
             if isinstance(landed, End):
-                self._is_exhausted = True
+                self._is_exhausted = self.scheduler.progress.is_over = True
                 raise StopIteration
             now = time.monotonic()
             self.scheduler.note_delivery(waited_s, now - self._delivered_s)
@@ -223,7 +232,7 @@ class Engine:
             finally:
                 self.scheduler.dispatch()
         batch = decode(head, buffers)
-        self._stats.note(buffers, waited_s, self.scheduler.last_samples)
+        self._stats.note(buffers, waited_s, self.scheduler.progress.last_samples)
         return batch
 
     def _refuse_foreign(self) -> None:
@@ -323,6 +332,27 @@ class Engine:
             HoardingWarning,
             stacklevel=7,  # this, _lend, _open, take, _next_data, __next__, the loop
         )
+
+    def refresh_dataset(self, dataset: Any) -> None:
+        """Have every stream draw from `dataset` from the next epoch on."""
+        with self._lock:
+            self.crew.refresh(dataset)
+
+    def wait_for_streams(self) -> None:
+        """Until streams have said where they stand, as far as a checkpoint needs it now.
+
+        At the begin of an epoch those say it whose dataset has a state of its own; after one,
+        when they are idle, all are asked.
+        """
+        progress, scheduler = self.scheduler.progress, self.scheduler
+        with self._lock:
+            if self._is_closed or os.getpid() != self._owner_pid:
+                return
+            if progress.lacks_end:
+                for worker in self.crew.workers:
+                    self.crew.tell(worker, Report())
+            while (progress.lacks_begin or progress.lacks_end) and not scheduler.has_lost:
+                scheduler.listen(_WAIT_S)
 
     # -- the clock's side ----------------------------------------------------------------------
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 from typing import Any, final
 
 from forebay import torch_compat
+from forebay.flow.checkpoint import Checkpoint, MainState
 from forebay.flow.engine import Engine, Legacy
 from forebay.flow.plan import Plan
+from forebay.flow.progress import Draws, LocalProgress, Progress, begin_dataset, catch_up
 from forebay.memory.planner import Lessons
 from forebay.workers.crew import WorkerProcess
 from forebay.workers.randomness import Generators, entered_here
+from forebay.workers.snapshot import Start
 from forebay.workers.streams import RandomState, mix_seed, seed_generators
 
 
@@ -46,25 +50,55 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
         context: Any,
         legacy: Legacy,
         lessons: Lessons,
+        checkpoint: Checkpoint | None,
     ) -> None:
         super().__init__(loader)  # draws the base seed, decides on pinning, warns
         self._is_over = False
         self._legacy = legacy
+        self._checkpoint = checkpoint
+        self._progress = Progress(loader, checkpoint)
+        starts: tuple[Start, ...] = ()
+        if checkpoint is not None:
+            if checkpoint.keeps_seed(loader):
+                self._base_seed = checkpoint.base_seed or 0
+            starts = checkpoint.make_starts(loader, iter(self._index_sampler))
+        self._progress.base_seed = int(self._base_seed)
         self._make_engine = functools.partial(
-            Engine, plan, make_job(self._base_seed), context, legacy, lessons
+            Engine,
+            plan,
+            make_job(self._base_seed, starts),
+            context,
+            legacy,
+            lessons,
+            self._progress,
         )
         self._engine = self._make_engine()
         self._reset(loader, first_iter=True)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        start = MainState.take(loader)
         super()._reset(loader, first_iter)
         self._is_over = False
+        checkpoint, self._checkpoint = self._checkpoint, None
+        drawn = 0
+        if checkpoint is not None:
+            if checkpoint.is_seeded:
+                start = checkpoint.begin
+            if checkpoint.is_running or checkpoint.is_seeded:
+                self._sampler_iter = checkpoint.reopen_sampler(loader)
+            drawn = checkpoint.drawn
+            self._num_yielded = checkpoint.delivered if checkpoint.is_running else 0
+        elif not first_iter and loader.refresh_dataset:
+            self._engine.refresh_dataset(loader.dataset)
+        draws = Draws(loader, self._sampler_iter, drawn)
+        self._progress.note_start(start, draws)
         if self._engine.scheduler.has_lost:  # persistent workers of which one died: begin anew
             self._engine.close()
+            self._progress.restart()
             self._engine = self._make_engine()
             loader._past.note_engine(self._engine, self._legacy)  # noqa: SLF001 - the loader ends it
             first_iter = True
-        self._engine.start_epoch(self._sampler_iter, is_first=first_iter)
+        self._engine.start_epoch(draws.open(), is_first=first_iter)
 
     def _next_data(self) -> Any:
         if self._is_over:
@@ -97,27 +131,72 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
 class InProcessIterator(_QuickNext, torch_compat.SingleProcessIterator):
     """torch's own single-process iterator, with batches seeded one by one if asked for."""
 
-    def __init__(self, loader: Any, seeding: str, note: Any) -> None:
+    def __init__(self, loader: Any, note: Any, checkpoint: Checkpoint | None) -> None:
+        start = MainState.take(loader) if checkpoint is None else checkpoint.begin
+        if checkpoint is not None:
+            begin_dataset(loader, checkpoint)
+            checkpoint.put_start(loader)  # the dataset's state may hold a generator's
         super().__init__(loader)
-        self._seeding = seeding
+        self._seeding = loader.seeding
         self._note = note
+        self._epoch = drawn = 0
+        if checkpoint is not None and checkpoint.is_running:
+            self._base_seed = checkpoint.base_seed or 0
+            self._epoch, drawn = checkpoint.epoch, checkpoint.drawn
+            self._num_yielded = checkpoint.delivered
+            if checkpoint.is_seeded:  # begun with workers
+                self._sampler_iter = checkpoint.reopen_sampler(loader)
+            else:
+                checkpoint.sampler.put_iterator(self._sampler_iter)
         self._own = Generators(int(self._base_seed), 0)  # the one stream's: `forebay.rng()`
+        draws = Draws(loader, self._sampler_iter, drawn)
+        self._sampler_iter = draws.open()
+        if checkpoint is not None and checkpoint.is_running:
+            with entered_here(self._own):
+                catch_up(
+                    loader,
+                    checkpoint,
+                    self._sampler_iter,
+                    self._dataset_fetcher,
+                    self._own,
+                    self._begin_batch,
+                )
+            if checkpoint.is_seeded:  # the sampler had begun, and drawn what it begins with
+                begun = list(itertools.islice(self._sampler_iter, 1))
+                self._sampler_iter = itertools.chain(begun, self._sampler_iter)
+        self._progress = LocalProgress(
+            start, draws, int(self._base_seed), self._epoch, self._own, self._num_yielded
+        )
+        self._progress.hold(loader.dataset, self._dataset_fetcher)
 
     def _next_data(self) -> Any:
-        with entered_here(self._own):
-            data = (
-                self._next_seeded() if self._seeding == "batch" else super()._next_data()  # type: ignore[no-untyped-call]
-            )
+        try:
+            with entered_here(self._own):
+                data = (
+                    self._next_seeded() if self._seeding == "batch" else super()._next_data()  # type: ignore[no-untyped-call]
+                )
+        except StopIteration:
+            self._progress.note_end()
+            raise
+        except Exception:
+            self._progress.note_delivery()  # it stands in the place of a batch
+            raise
         self._note(data)
+        self._progress.note_delivery()
         return data
+
+    def _begin_batch(self, number: int) -> None:
+        """Seed what the batch draws from, if it is seeded by its number."""
+        if self._seeding == "batch":
+            seed = mix_seed(int(self._base_seed), self._epoch, number)
+            seed_generators(seed, 0)
+            self._own.reseed(seed, 0)
 
     def _next_seeded(self) -> Any:
         index = self._next_index()  # type: ignore[no-untyped-call] # the sampler draws from main's generators
         main = RandomState.take()
         try:
-            seed = mix_seed(int(self._base_seed), 0, self._num_yielded)
-            seed_generators(seed, 0)
-            self._own.reseed(seed, 0)
+            self._begin_batch(self._progress.delivered)
             data = self._dataset_fetcher.fetch(index)
         finally:
             main.put()

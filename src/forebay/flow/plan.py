@@ -131,7 +131,7 @@ def decide_crew(plan: Plan, seat: Seat, num_streams: int) -> CrewPlan:
     return replace(planned, workers=workers, tokens=tokens)
 
 
-def make_order(plan: Plan, job: Job) -> Order:
+def make_order(plan: Plan, job: Job, epoch: int) -> Order:
     """The order of tickets that the plan asks for."""
     seed_of: Callable[[int, int], int] | None = None
     if job.seeding == "batch":
@@ -140,7 +140,7 @@ def make_order(plan: Plan, job: Job) -> Order:
         def seed_of(epoch: int, serial: int) -> int:
             return mix_seed(base_seed, epoch, serial)
 
-    return Order(job.num_streams, is_bound=plan.is_bound, seed_of=seed_of)
+    return Order(job.num_streams, is_bound=plan.is_bound, seed_of=seed_of, epoch=epoch)
 
 
 def make_settings(plan: Plan, seat: Seat, job: Job, crew_plan: CrewPlan) -> Settings:

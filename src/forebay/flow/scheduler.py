@@ -31,7 +31,6 @@ from forebay.flow.flight import (
     Refused,
     Settings,
     Skipped,
-    count_samples,
 )
 from forebay.flow.roster import Roster
 from forebay.flow.slow_start import SlowStart
@@ -49,19 +48,20 @@ from forebay.workers.messages import (
     Need,
     Resume,
     Room,
+    Stands,
     StreamEnd,
     Task,
 )
 
 if TYPE_CHECKING:
     from forebay.flow.order import Order, Ticket
+    from forebay.flow.progress import Progress
     from forebay.workers.crew import Crew, Heard, WorkerProcess
 
 RUN_AHEAD_BYTES = MIB
 _RUN_AHEAD_BATCHES = 64
 """Small batches may run ahead up to so many bytes and so many for each stream: what costs
 there is waking each other up, not memory. 64 of 4 KB are a quarter of a MiB."""
-
 
 _MOVE_WAIT_S = 1.0
 """Longest single wait for streams on the move; their worker's end would be noticed too."""
@@ -87,11 +87,13 @@ class Scheduler:
         admission: Admission,
         order: Order,
         settings: Settings,
+        progress: Progress,
     ) -> None:
         self.crew = crew
         self.admission = admission
         self.order = order
         self.settings = settings
+        self.progress = progress
         self.window = Window(settings.num_streams, settings.most_ahead)
         if not settings.in_order:
             # torch's rule shares a fixed number of tasks among the workers: who is slow keeps
@@ -104,8 +106,6 @@ class Scheduler:
         self._pending: deque[Ticket] = deque()
         self._flights: dict[int, Flight] = {}
         self._landed: dict[int, Landed] = {}
-        self._samples: dict[int, int] = {}  # of each landed batch
-        self.last_samples = 0  # of the batch handed over last
         self._arrived: deque[int] = deque()  # serials in order of landing, for in_order=False
         self._head = 0
         self._lost: BaseException | None = None
@@ -129,10 +129,12 @@ class Scheduler:
         if not is_first:
             self._discard_rest()
             for worker in self.crew.workers:
-                self._tell(worker, Resume())
+                self._tell(worker, Resume(self.progress.epoch_here + 1))
         self.order.start_epoch(sampler)
+        for ticket in self.progress.start_epoch(self.order):
+            self._make_in_vain(ticket)
         self._head = self.order.first_serial
-        self._ended_streams.clear()
+        self._ended_streams = self.progress.ended_streams
         self.delivered = 0
         self._draw_up_to(self.settings.lead)
         self.dispatch()
@@ -148,21 +150,21 @@ class Scheduler:
         for landed in self._landed.values():
             self.admission.drop_landed(landed)
         self._landed.clear()
-        self._samples.clear()
         self._arrived.clear()
         for ticket in self._pending:
-            if ticket.stream < 0:
-                continue  # seeded by itself: making it in vain would change nothing
-            worker = self.roster.worker_of(ticket.stream)
-            task = Task(
-                ticket.serial, ticket.stream, ticket.indices, ticket.seed, 0, DISCARD, False
-            )
-            self._note_flight(Flight(ticket, worker, None))
-            self._tell(worker, task)
+            if ticket.stream >= 0:  # else seeded by itself: it would change nothing
+                self._make_in_vain(ticket)
         self._pending.clear()
         for flight in list(self._flights.values()):
             if flight.need_bytes:
                 self._deny(flight)
+
+    def _make_in_vain(self, ticket: Ticket) -> None:
+        """Have a stream make a batch that nobody gets, for what it does to the stream."""
+        worker = self.roster.worker_of(ticket.stream)
+        self._note_flight(Flight(ticket, worker, None))
+        what = (ticket.serial, ticket.stream, ticket.indices, ticket.seed)
+        self._tell(worker, Task(*what, 0, DISCARD, is_metered=False))
 
     # -- for memory's sake --------------------------------------------------------------------
 
@@ -239,11 +241,9 @@ class Scheduler:
     def _must_space(self) -> bool:
         """Whether the fetch of a large batch should begin a little after the last one."""
         is_tight = self.window.width <= len(self.crew.workers)
-        if not is_tight or not self.settings.in_order or not self._flights:
-            return False
-        if self.admission.sizes.estimate_next() < LARGE_BYTES:
-            return False
-        return self.spacing.must_wait(len(self.crew.workers))
+        is_large = self.admission.sizes.estimate_next() >= LARGE_BYTES
+        is_concerned = is_tight and is_large and self.settings.in_order and bool(self._flights)
+        return is_concerned and self.spacing.must_wait(len(self.crew.workers))
 
     def _choose_worker(self, ticket: Ticket) -> WorkerProcess | None:
         """Who may make `ticket` now; None when nobody may."""
@@ -293,10 +293,9 @@ class Scheduler:
         stream = ticket.stream if ticket.stream >= 0 else worker.streams[0]
         self._note_flight(Flight(ticket, worker, draft))
         self.watcher.note_dispatch()
-        self._tell(
-            worker,
-            Task(ticket.serial, stream, ticket.indices, ticket.seed, offset, capacity, is_metered),
-        )
+        is_recorded = self.progress.note_dispatch(ticket, stream, now)
+        what = (ticket.serial, stream, ticket.indices, ticket.seed)
+        self._tell(worker, Task(*what, offset, capacity, is_metered, is_recorded))
 
     def _note_flight(self, flight: Flight) -> None:
         if self.roster.begin(flight.worker, flight.ticket.serial):
@@ -348,6 +347,9 @@ class Scheduler:
             if move is not None:
                 self.watcher.note_move(move)
             return
+        if isinstance(message, Stands):
+            self.progress.note_stands(message)
+            return
         flight = self._flights.get(message.serial)
         if flight is None:
             return
@@ -357,6 +359,7 @@ class Scheduler:
                 self._deny(flight)
             return
         self._end_flight(flight)
+        self.progress.note_answer(message)
         if isinstance(message, Done):
             self._land(flight, self._seal(flight, message))
             return
@@ -393,7 +396,6 @@ class Scheduler:
             self.admission.drop_landed(landed)
             return
         self._landed[serial] = landed
-        self._samples[serial] = count_samples(flight.ticket.indices)
         self._arrived.append(serial)
 
     def _drop_drafts(self, flight: Flight) -> None:
@@ -416,11 +418,8 @@ class Scheduler:
 
     def _serve_needs(self) -> bool:
         """Answer workers that wait for a larger block, head first. False: nothing else now."""
-        for serial in sorted(s for s, f in self._flights.items() if f.need_bytes):
-            flight = self._flights[serial]
-            if not self._serve_need(flight, is_next=self._is_next(serial)):
-                return False
-        return True
+        waiting = sorted(serial for serial, flight in self._flights.items() if flight.need_bytes)
+        return all(self._serve_need(self._flights[s], is_next=self._is_next(s)) for s in waiting)
 
     def _serve_need(self, flight: Flight, *, is_next: bool) -> bool:
         if self._try_serve(flight):
@@ -475,7 +474,7 @@ class Scheduler:
     def _refuse(self, flight: Flight) -> None:
         """The head does not fit beside what the consumer holds."""
         error = self.admission.compose_refusal(
-            flight.ticket.serial - self.order.first_serial,
+            self.order.number_of(flight.ticket.serial),
             flight.need_bytes,
             self.settings.batch_size,
             is_first=self.delivered == 0,
@@ -498,15 +497,16 @@ class Scheduler:
             if serial is None:
                 return self._conclude()
             landed = self._landed.pop(serial)
-            self.last_samples = self._samples.pop(serial)
             if self.settings.in_order:
                 self._head = serial + 1
             else:
                 self._arrived.remove(serial)
             if isinstance(landed, Skipped):
+                self.progress.note_end(serial)
                 self._draw_up_to(self.order.drawn + 1)
                 self.dispatch()
                 continue
+            self.progress.note_delivery(serial)
             return self._hand_over(landed)
 
     def _next_serial(self) -> int | None:

@@ -23,6 +23,7 @@ import warnings
 import weakref
 from dataclasses import dataclass
 from multiprocessing import process as mp_process
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, final
 
 from forebay.errors import NestedLoader, WorkersUnavailable
@@ -33,6 +34,7 @@ from forebay.workers.messages import (
     Hatched,
     Kill,
     Quit,
+    Refresh,
     Retire,
     Spoiled,
     Start,
@@ -172,6 +174,7 @@ class Crew:
         self._leaving: list[WorkerProcess] = []  # told to end, and not gone yet
         self._by_number: dict[int, WorkerProcess] = {}
         self._numbers = itertools.count()
+        self._refresh: Refresh | None = None
         self._zygote, self._control = self._start_zygote(context, job, arena)
         try:
             for streams in streams_of:
@@ -187,8 +190,9 @@ class Crew:
 
     def register(self, poller: select.poll) -> None:
         """Have `poller` wake when anybody says something."""
-        if self._control.fileno() >= 0:
-            poller.register(self._control.fileno(), select.POLLIN)
+        control = self._control.fileno()
+        if control >= 0:
+            poller.register(control, select.POLLIN)
         for worker in self._everybody():
             self.register_worker(poller, worker)
 
@@ -197,9 +201,10 @@ class Crew:
 
     def register_worker(self, poller: select.poll, worker: WorkerProcess) -> None:
         """The same for one worker; also when its socket takes what it did not take before."""
-        if worker.channel.fileno() >= 0:
+        fd = worker.channel.fileno()  # read once: the clock asks while others may close it
+        if fd >= 0:
             wanted = select.POLLIN | (select.POLLOUT if worker.channel.has_unsent else 0)
-            poller.register(worker.channel.fileno(), wanted)
+            poller.register(fd, wanted)
 
     def wait(self, timeout_s: float, bell: int) -> None:
         """For the clock, without the engine's lock: until somebody speaks or `bell` rings."""
@@ -287,6 +292,12 @@ class Crew:
     def post(self, worker: WorkerProcess, message: object) -> None:
         """The same, sent with the next `flush`."""
         worker.channel.post(message)
+
+    def refresh(self, dataset: Any) -> None:
+        """Have all workers, also those started later, draw from this dataset."""
+        self._refresh = Refresh(ForkingPickler.dumps(dataset).tobytes())
+        for worker in self._everybody():
+            self.tell(worker, self._refresh)
 
     def flush(self, worker: WorkerProcess) -> None:
         """Send what was posted, as far as the worker's socket takes it."""
@@ -415,6 +426,8 @@ class Crew:
         self._by_number[number] = worker
         with theirs, contextlib.suppress(ChannelClosed):
             self._control.send(Start(number, streams), (theirs.fileno(),))
+        if self._refresh is not None:
+            self.tell(worker, self._refresh)
         return worker
 
     def _note(self, message: Any) -> None:

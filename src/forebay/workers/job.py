@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.options import Seeding
+from forebay.workers.snapshot import Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Job:
         init_fn: The user's `worker_init_fn`.
         exit_fn: The user's `worker_exit_fn`.
         seeding: How random state relates to batches.
+        snapshot_every: A dataset with a state of its own tells it after each so many batches.
+        starts: Where each stream begins, when the loader resumes.
     """
 
     dataset: Any
@@ -42,3 +45,5 @@ class Job:
     init_fn: Callable[[int], None] | None
     exit_fn: Callable[[int], None] | None
     seeding: Seeding
+    snapshot_every: int = 1
+    starts: tuple[Start, ...] = ()

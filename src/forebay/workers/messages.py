@@ -29,6 +29,7 @@ class Task(NamedTuple):
         seed: Set under `seeding="batch"`: seeds the generators before the fetch.
         offset, capacity_bytes: Where the result may go; capacity 0 means ask first.
         is_metered: Whether the peak of this fetch is to be measured.
+        is_recorded: Whether to say afterwards where the stream stands.
     """
 
     serial: int
@@ -38,6 +39,7 @@ class Task(NamedTuple):
     offset: int
     capacity_bytes: int
     is_metered: bool
+    is_recorded: bool = False
 
 
 class Room(NamedTuple):
@@ -49,7 +51,19 @@ class Room(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """A new epoch of persistent workers: fetchers are made anew."""
+    """Epoch `epoch` of persistent workers: fetchers are made anew."""
+
+    epoch: int
+
+
+class Refresh(NamedTuple):
+    """From the next epoch on, draw from this dataset: its pickle, or for threads itself."""
+
+    dataset: Any
+
+
+class Report(NamedTuple):
+    """Say in `Stands` where each stream stands; asked when nothing is in flight."""
 
 
 class Keep(NamedTuple):
@@ -101,6 +115,7 @@ class Done(NamedTuple):
         touched_bytes: Prefix of the block that was ever written.
         made: What the fetch cost, when it was metered.
         faults: Minor page faults of the worker since it began, but for those that mapped a block.
+        snapshot: Where the stream stands after it, pickled; empty when it was not taken.
     """
 
     serial: int
@@ -111,6 +126,7 @@ class Done(NamedTuple):
     touched_bytes: int
     made: Made | None
     faults: int = 0
+    snapshot: bytes = b""
 
 
 class Need(NamedTuple):
@@ -157,13 +173,34 @@ class Handed(NamedTuple):
 
 
 class StreamEnd(NamedTuple):
-    """An iterable dataset's copy in this stream has ended."""
+    """An iterable dataset's copy in this stream has ended.
+
+    Attributes:
+        serial: The ticket that met the end, or came after it.
+        stream: Which.
+        snapshot: Where the stream stands, pickled; of the first such ticket.
+    """
 
     serial: int
     stream: int
+    snapshot: bytes = b""
 
 
-WorkerMessage: TypeAlias = Done | Need | Failed | StreamEnd | Handed
+class Stands(NamedTuple):
+    """Where a stream stands at the begin of an epoch, or when asked.
+
+    Attributes:
+        stream: Which.
+        epoch: Of the iterator, from 0.
+        snapshot: Pickled.
+    """
+
+    stream: int
+    epoch: int
+    snapshot: bytes
+
+
+WorkerMessage: TypeAlias = Done | Need | Failed | StreamEnd | Handed | Stands
 
 # -- main -> zygote ---------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import numpy as np
@@ -24,8 +25,20 @@ import torch
 
 from forebay import torch_compat
 from forebay.workers.job import Job
-from forebay.workers.messages import StreamState
+from forebay.workers.messages import Stands, StreamState
 from forebay.workers.randomness import Generators, enter_stream, enter_stream_in_thread
+from forebay.workers.snapshot import (
+    Start,
+    is_stateful,
+    pack_dataset,
+    pack_generators,
+    pack_own,
+    pass_over,
+    put_dataset,
+    put_iterator,
+    unpack_generators,
+    unpack_own,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +99,7 @@ class Stream:
         has_ended: Its iterable dataset is exhausted.
         own: What `forebay.rng()` gives while it is current.
         dataset: What it draws from.
+        made: Batches that it has made in this epoch.
     """
 
     number: int
@@ -96,6 +110,7 @@ class Stream:
     fault: Any = None
     has_ended: bool = False
     is_started: bool = field(default=False)
+    made: int = 0
 
 
 @final
@@ -113,10 +128,15 @@ class Streams:
         self._in_thread = in_thread
         self._streams = {number: self._make_stream(number) for number in numbers}
         self._current: Stream | None = None
+        self._epoch = 0
+        self.news: list[Stands] = []
+        """Where streams stand at the begin of an epoch, when batches alone will not tell."""
 
     def _make_stream(self, number: int) -> Stream:
-        dataset = copy_for_stream(self._job) if self._in_thread else self._job.dataset
-        return Stream(number, Generators(self._job.base_seed, number), dataset)
+        return Stream(number, Generators(self._job.base_seed, number), self._copy_dataset())
+
+    def _copy_dataset(self) -> Any:
+        return copy_for_stream(self._job) if self._in_thread else self._job.dataset
 
     def start_all(self) -> None:
         """Seed and initialise every stream, in order, as torch's workers do at their start."""
@@ -147,12 +167,98 @@ class Streams:
         if not self._in_thread:
             seed_generators(seed, 0)
 
-    def resume(self) -> None:
+    def resume(self, epoch: int) -> None:
         """A new epoch of persistent workers: new fetchers, same generators and datasets."""
+        self._epoch = epoch
         for number in self._streams:
             stream = self.enter(number)
-            stream.has_ended = False
+            stream.has_ended, stream.made = False, 0
+            before = self.take_snapshot(stream, is_new_epoch=True)
             self._make_fetcher(stream)
+            if not self._announce(stream):
+                self.news.append(Stands(number, epoch, before))
+
+    def refresh(self, dataset: Any) -> None:
+        """Draw from another dataset, from the next epoch on."""
+        self._job = replace(self._job, dataset=dataset)
+        for number in self._streams:
+            stream = self.enter(number)
+            stream.dataset = self._copy_dataset()
+            self._show_info(stream)
+            if self._in_thread:
+                self._run_init_fn(stream)
+            elif self._job.init_fn is not None:
+                before = RandomState.take()  # it may seed: the generators go on all the same
+                self._run_init_fn(stream)
+                before.put()
+
+    # -- where they stand ---------------------------------------------------------------
+
+    def report(self) -> list[Stands]:
+        """Where each stream stands between two epochs."""
+        return [
+            Stands(number, self._epoch, self.take_snapshot(self.enter(number), is_new_epoch=True))
+            for number in self._streams
+        ]
+
+    def note_batch(self, stream: Stream, *, is_recorded: bool) -> bytes:
+        """A batch was made: where the stream stands now, if that is due; else nothing."""
+        stream.made += 1
+        if is_stateful(stream.dataset, stream.fetcher):
+            is_recorded = stream.made % self._job.snapshot_every == 0
+        return self.take_snapshot(stream) if is_recorded else b""
+
+    def _announce(self, stream: Stream) -> bool:
+        """Say where a stream with a state of its own begins; whether it has one."""
+        told = is_stateful(stream.dataset, stream.fetcher)
+        if told:
+            self.news.append(Stands(stream.number, self._epoch, self.take_snapshot(stream)))
+        return told
+
+    def take_snapshot(self, stream: Stream, *, is_new_epoch: bool = False) -> bytes:
+        """Where the current stream stands, pickled: what it refers to may change."""
+        is_new_epoch = is_new_epoch or stream.has_ended
+        snapshot: dict[str, Any] = {"generators": None, "own": None, "is_new_epoch": is_new_epoch}
+        if self._job.seeding == "torch":
+            snapshot["own"] = pack_own(stream.own.take_state())
+            if not self._in_thread:
+                snapshot["generators"] = pack_generators(RandomState.take())
+        try:
+            # Between epochs the iterator is done with: its place is nobody's.
+            fetcher = None if is_new_epoch else stream.fetcher
+            return pickle.dumps(snapshot | pack_dataset(stream.dataset, fetcher))
+        except Exception as error:  # the user's; told to whoever asks for the state, if anybody
+            return pickle.dumps({"fault": f"{type(error).__name__}: {error}"})
+
+    def _restore(self, stream: Stream, start: Start) -> None:
+        """Begin where a stream of another process stood."""
+        job, snapshot = self._job, start.snapshot or {}
+        put_dataset(stream.dataset, snapshot)
+        if snapshot.get("is_new_epoch"):
+            self._put_generators(stream, snapshot)
+        if start.has_ended:
+            stream.has_ended = True
+            return
+        self._make_fetcher(stream)
+        if stream.fault is not None:
+            return
+        if snapshot and not snapshot["is_new_epoch"]:
+            put_iterator(stream.fetcher, snapshot)
+            self._put_generators(stream, snapshot)
+        stream.made = start.made
+        collates = not (job.has_default_collate and job.auto_collation)
+        for _ in range(start.skipped):
+            if job.seeding == "batch":
+                number = stream.made * job.num_streams + stream.number
+                self.seed_batch(stream, mix_seed(job.base_seed, start.epoch, number))
+            pass_over(stream.fetcher, start.indices, collates=collates)
+            stream.made += 1
+
+    def _put_generators(self, stream: Stream, snapshot: dict[str, Any]) -> None:
+        if snapshot["generators"] is not None and not self._in_thread:
+            RandomState(*unpack_generators(snapshot["generators"])).put()
+        if snapshot["own"] is not None:
+            stream.own.put_state(unpack_own(snapshot["own"]))
 
     def hand_over(self, numbers: tuple[int, ...]) -> tuple[StreamState, ...]:
         """Where these streams stand; they are not carried here any more."""
@@ -180,6 +286,7 @@ class Streams:
                 state.generators.put()
             if state.own is not None:
                 stream.own.put_state(state.own)
+        self.news.clear()  # in the middle of an epoch
 
     def run_exit_fn(self) -> None:
         """The user's exit function, once for each stream."""
@@ -194,13 +301,24 @@ class Streams:
         if not self._in_thread:
             seed_generators(job.base_seed, stream.number)
         self._show_info(stream)
+        self._run_init_fn(stream)
+        if stream.fault is not None:
+            return
+        if job.starts:
+            try:
+                self._restore(stream, job.starts[stream.number])
+            except Exception:
+                stream.fault = torch_compat.WorkerException(where=_where(stream.number))
+        else:
+            self._make_fetcher(stream)
+        self._announce(stream)
+
+    def _run_init_fn(self, stream: Stream) -> None:
         try:
-            if job.init_fn is not None:
-                job.init_fn(stream.number)
+            if self._job.init_fn is not None:
+                self._job.init_fn(stream.number)
         except Exception:
             stream.fault = torch_compat.WorkerException(where=_where(stream.number))
-            return
-        self._make_fetcher(stream)
 
     def _make_fetcher(self, stream: Stream) -> None:
         job = self._job

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 from forebay import torch_compat
 from forebay.workers.channel import ChannelClosed
 from forebay.workers.crew import RETIRE_S, Heard
-from forebay.workers.messages import Keep, Retire, Task
+from forebay.workers.messages import Keep, Refresh, Retire, Task
 from forebay.workers.space import Mapping
 from forebay.workers.worker import Worker
 
@@ -323,6 +323,11 @@ class ThreadCrew:
         if isinstance(message, Task) and isinstance(message.indices, list):
             message = message._replace(indices=list(message.indices))  # a sampler's own, perhaps
         _as_thread(worker).channel.posted.append(message)
+
+    def refresh(self, dataset: Any) -> None:
+        """Have all workers draw from this dataset."""
+        for worker in self.workers:
+            self.tell(worker, Refresh(dataset))
 
     def flush(self, worker: WorkerProcess) -> None:
         """Send what was posted."""

@@ -38,6 +38,8 @@ from forebay.workers.messages import (
     Keep,
     Made,
     Need,
+    Refresh,
+    Report,
     Resume,
     Retire,
     Room,
@@ -139,12 +141,21 @@ class Worker:
             ChannelClosed: Nobody is there any more, or it was told to leave at once.
         """
         self._streams.start_all()
+        self._tell_news()
         while True:
             message = self._next_message()
             if isinstance(message, Task):
                 self._run(message)
             elif isinstance(message, Resume):
-                self._streams.resume()
+                self._streams.resume(message.epoch)
+                self._tell_news()
+            elif isinstance(message, Refresh):
+                self._streams.refresh(
+                    message.dataset if self._in_thread else pickle.loads(message.dataset)
+                )
+            elif isinstance(message, Report):
+                for stands in self._streams.report():
+                    self.channel.send(stands)
             elif isinstance(message, Keep):
                 self._keep_bytes = message.heap_bytes
                 trim_heap()
@@ -155,6 +166,12 @@ class Worker:
             elif isinstance(message, Retire):
                 self._streams.run_exit_fn()
                 return
+
+    def _tell_news(self) -> None:
+        """Where streams stand as an epoch begins."""
+        news = self._streams.news
+        while news:
+            self.channel.send(news.pop(0))
 
     def _next_message(self) -> Any:
         if not self._inbox or self.channel.has_waiting():
@@ -188,7 +205,9 @@ class Worker:
         if stopped is not None:
             answer = Failed(task.serial, _wrap_stopped(stopped, task.stream))
         if isinstance(answer, Done):
-            self._report(task, answer)
+            stream = self._streams.enter(task.stream)
+            snapshot = self._streams.note_batch(stream, is_recorded=task.is_recorded)
+            self._report(task, answer._replace(snapshot=snapshot) if snapshot else answer)
         else:
             self.channel.send(answer)
 
@@ -232,7 +251,7 @@ class Worker:
             if not self._is_iterable:
                 raise
             stream.has_ended = True
-            return StreamEnd(task.serial, task.stream)
+            return StreamEnd(task.serial, task.stream, self._streams.take_snapshot(stream))
 
     def _fetch(self, task: Task, stream: Stream, space: Space) -> Done:
         if not (self._job.has_default_collate and self._job.auto_collation):
