@@ -17,8 +17,8 @@ from forebay.datasets.shared_file import SharedFile
 FORK = multiprocessing.get_context("fork")
 
 
-@pytest.fixture
-def locks() -> FileLocks:
+def make_locks() -> FileLocks:
+    """No fixture: pytest would keep its descriptor beyond the test."""
     return SharedFile.create(8).locks
 
 
@@ -55,7 +55,8 @@ def wait_with(locks: FileLocks, number: int, is_alone: bool, told: int) -> None:
     signal.pause()
 
 
-def test_a_number_is_held_by_one_thread_of_one_process(locks: FileLocks) -> None:
+def test_a_number_is_held_by_one_thread_of_one_process() -> None:
+    locks = make_locks()
     assert locks.try_hold(3)
     assert not locks.try_hold(3)
     assert not is_free(locks, 3)
@@ -67,7 +68,8 @@ def test_a_number_is_held_by_one_thread_of_one_process(locks: FileLocks) -> None
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
-def test_a_killed_holder_holds_nothing(locks: FileLocks, is_alone: bool) -> None:
+def test_a_killed_holder_holds_nothing(is_alone: bool) -> None:
+    locks = make_locks()
     heard, told = os.pipe()
     child = start(wait_with, locks, 0, is_alone, told)
     os.read(heard, 1)
@@ -99,16 +101,16 @@ def test_processes_and_threads_are_alone_in_turn() -> None:
     assert file.view.cast("Q")[0] == 5 * 500
 
 
-def test_an_error_while_alone_ends_it(locks: FileLocks) -> None:
+def test_an_error_while_alone_ends_it() -> None:
+    locks = make_locks()
     with pytest.raises(ValueError, match="mine"), locks.alone():
         raise ValueError("mine")
     with locks.alone():
         assert is_free(locks, 0)
 
 
-def test_a_child_forked_while_a_thread_holds_has_nothing_and_waits_for_nobody_dead(
-    locks: FileLocks,
-) -> None:
+def test_a_child_forked_while_a_thread_holds_has_nothing_and_waits_for_nobody_dead() -> None:
+    locks = make_locks()
     assert locks.try_hold(1)
 
     def look() -> None:
