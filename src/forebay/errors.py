@@ -37,6 +37,20 @@ class BudgetWarning(UserWarning):
     """The loader runs with less than was asked for, or cannot measure what it promises."""
 
 
+class ReplayWarning(UserWarning):
+    """A stream of a worker that died is run again from its start."""
+
+    @classmethod
+    def about_skipping(cls) -> Self:
+        """The warning for an iterable dataset without a state of its own."""
+        return cls(
+            "a worker died, and its iterable dataset cannot tell where it stood: the stream is "
+            "run again from its start, and what was delivered of it is passed over. That is the "
+            "same stream only if the dataset yields the same each time. Give the dataset "
+            "state_dict() and load_state_dict(), and it goes on at its place."
+        )
+
+
 class DuplicateSamplesWarning(UserWarning):
     """Several workers produce the same samples of a stream that nobody divides among them."""
 
@@ -223,6 +237,55 @@ class WorkerDied(ForebayError, RuntimeError):  # noqa: N818
         return cls(text, pid=pid, exit_code=exit_code, indices=indices)
 
 
+class PoisonSample(WorkerDied):
+    """A batch of which worker after worker died.
+
+    Attributes:
+        deaths: How many.
+        held_bytes: Memory of its own that the last one had when it was read last; 0 if it never
+            was.
+    """
+
+    deaths: int
+    held_bytes: int
+
+    @classmethod
+    def about_batch(
+        cls, pid: int, exit_code: int | None, indices: object, deaths: int, held_bytes: int
+    ) -> Self:
+        """The error in the place of the batch that `deaths` workers died of."""
+        held = f" The last held {format_bytes(held_bytes)} of its own." if held_bytes else ""
+        what = f"the batch of indices {_shorten(indices)}" if indices is not None else "its start"
+        return cls(
+            f"{_torchs_sentence(pid, exit_code)}{deaths} workers in a row died of {what}: it is "
+            f"given up.{held} The batches after it can still be had: go on with next(), if your "
+            "loop may leave it out. To find the cause, ask the dataset for these indices in a "
+            "process of their own, with python -X faulthandler.",
+            pid=pid,
+            exit_code=exit_code,
+            indices=indices,
+            deaths=deaths,
+            held_bytes=held_bytes,
+        )
+
+
+def say_end(pid: int, exit_code: int | None) -> str:
+    """How a worker ended, in few words."""
+    who = f"worker {pid}" if pid else "a worker that had not begun"
+    if exit_code is None:
+        return f"{who} ended with its template"
+    if exit_code >= 0:
+        return f"{who} exited with code {exit_code}"
+    try:
+        return f"{who} was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:  # a real-time signal
+        return f"{who} was killed by signal {-exit_code}"
+
+
+def _name_signal(number: int) -> str:
+    return signal.strsignal(number) or f"signal {number}"
+
+
 def _torchs_sentence(pid: int, exit_code: int | None) -> str:
     """torch's own words, which tools and tests look for."""
     if exit_code is None:
@@ -233,8 +296,7 @@ def _torchs_sentence(pid: int, exit_code: int | None) -> str:
             "Details are lost due to multiprocessing. Rerunning with num_workers=0 may give "
             "better error trace. "
         )
-    name = signal.strsignal(-exit_code) or f"signal {-exit_code}"
-    text = f"DataLoader worker (pid {pid}) is killed by signal: {name}. "
+    text = f"DataLoader worker (pid {pid}) is killed by signal: {_name_signal(-exit_code)}. "
     if -exit_code == signal.SIGKILL:
         text += "Usually that is the kernel's out-of-memory killer: see dmesg. "
     return text
@@ -243,10 +305,12 @@ def _torchs_sentence(pid: int, exit_code: int | None) -> str:
 def _working_on(indices: object) -> str:
     if indices is None:
         return "The epoch ends here."
-    text = repr(indices)
-    if len(text) > 200:  # noqa: PLR2004 - two lines of a terminal
-        text = text[:200] + "..."
-    return f"It was to make the batch of indices {text}. The epoch ends here."
+    return f"It was to make the batch of indices {_shorten(indices)}. The epoch ends here."
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."  # noqa: PLR2004 - two lines of a terminal
 
 
 class InvalidState(ForebayError, ValueError):  # noqa: N818

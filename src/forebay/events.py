@@ -32,6 +32,7 @@ class LoaderStats:
         workers: Worker processes alive.
         window_bytes: What may be in flight or waiting now.
         worker_restarts: Workers replaced after a death.
+        restart_reasons: The latest of those deaths, in words.
         stance: What the controller does now.
     """
 
@@ -49,6 +50,7 @@ class LoaderStats:
     workers: int = 0
     window_bytes: int = 0
     worker_restarts: int = 0
+    restart_reasons: tuple[str, ...] = ()
     stance: Stance = "hold"
 
 

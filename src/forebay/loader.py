@@ -34,6 +34,7 @@ from forebay.options import (
     OffBudget,
     parse_backend,
     parse_budget,
+    parse_on_death,
     parse_seeding,
     resolve_budget,
 )
@@ -85,6 +86,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             runs on, as torch does. "batch": the global generators are seeded before each
             batch from (base seed, epoch, number), so batches of map-style datasets do not
             depend on `num_workers`, and any worker may make any batch.
+        on_worker_death: "replay": a worker that is killed, crashes or exits is replaced, and the
+            batches that it had in hand are made again, each delivered once, in order, and the
+            same as without the death. What the dataset object itself had kept in that worker
+            is lost; an iterable dataset without a `state_dict` is run again from its start.
+            After three deaths on one batch there is a `PoisonSample` in its place. "raise": a
+            death ends the epoch with `WorkerDied`, as in torch. Threads do not die.
         worker_exit_fn: Called with the worker's id on every orderly end of a worker.
         refresh_dataset: With `persistent_workers`: at each further epoch the workers take the
             dataset anew, as it is in this process then (`set_epoch`, changed attributes), and
@@ -98,7 +105,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Raises:
         InvalidBudget: `memory_budget` is text or a number that names no budget.
         InvalidBudgetType: `memory_budget` is of another type.
-        InvalidOption: `worker_backend` or `seeding` is none of those above.
+        InvalidOption: `worker_backend`, `seeding` or `on_worker_death` is none of those above.
         ValueError: What torch refuses.
     """
 
@@ -125,6 +132,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         memory_budget: int | str | Budget | None = None,
         worker_backend: str = "process",
         seeding: str = "torch",
+        on_worker_death: str = "replay",
         worker_exit_fn: Callable[[int], None] | None = None,
         refresh_dataset: bool = False,
         snapshot_every_n_steps: int = 1,
@@ -134,9 +142,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             parse_budget(memory_budget)
         parse_backend(worker_backend)
         parse_seeding(seeding)
+        parse_on_death(on_worker_death)
         self.memory_budget = memory_budget
         self.worker_backend = worker_backend
         self.seeding = seeding
+        self.on_worker_death = on_worker_death
         self.worker_exit_fn = worker_exit_fn
         self.refresh_dataset = refresh_dataset
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -222,6 +232,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             may_move=not is_iterable,
             is_bound=self.in_order and (is_iterable or self.seeding == "torch"),
             backend=parse_backend(self.worker_backend),
+            may_replay=parse_on_death(self.on_worker_death) == "replay",
             max_workers=self._max_workers,
             max_tokens=self._max_tokens,
         )

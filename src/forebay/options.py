@@ -21,6 +21,9 @@ ENVIRONMENT_VARIABLE = "FOREBAY_MEMORY_BUDGET"
 Seeding: TypeAlias = Literal["torch", "batch"]
 SEEDINGS: tuple[Seeding, ...] = ("torch", "batch")
 
+OnDeath: TypeAlias = Literal["replay", "raise"]
+ON_DEATHS: tuple[OnDeath, ...] = ("replay", "raise")
+
 Backend: TypeAlias = Literal["process", "thread", "auto"]
 BACKENDS: tuple[Backend, ...] = ("process", "thread", "auto")
 
@@ -157,6 +160,18 @@ def parse_seeding(raw: object) -> Seeding:
         if raw == known:
             return known
     raise InvalidOption.about("seeding", raw, SEEDINGS)
+
+
+def parse_on_death(raw: object) -> OnDeath:
+    """`raw` if it is one of `ON_DEATHS`.
+
+    Raises:
+        InvalidOption: It is not.
+    """
+    for known in ON_DEATHS:
+        if raw == known:
+            return known
+    raise InvalidOption.about("on_worker_death", raw, ON_DEATHS)
 
 
 def parse_backend(raw: object) -> Backend:

@@ -387,6 +387,18 @@ class Controller(Watcher):
             self._account.add(move.target.number, move.source.number)
         self._book()
 
+    def note_replacement(self, dead: WorkerProcess, fresh: WorkerProcess) -> None:
+        """The memory of one is gone, and the other will come to need as much."""
+        self._has_moved = True
+        self._leaving.pop(dead, None)
+        self._account.add(fresh.number, dead.number)
+        self._account.remove(dead.number)
+        self._book()
+
+    def read_held_bytes(self, worker: WorkerProcess) -> int:
+        """What a worker had of its own between two fetches, when it was read last."""
+        return self._account.held_of(worker.number)
+
     def count_grown_bytes(self) -> int:
         """What replacing grown workers would free, sooner or later."""
         return self._account.grown_bytes if self._scheduler.settings.may_move else 0

@@ -174,6 +174,8 @@ class Engine:
             make_order(plan, job, progress.first_epoch),
             make_settings(plan, seat, job, crew_plan),
             progress,
+            job.starts,
+            self._probe.read_events,
         )
         self.controller = Controller(
             self.scheduler, plan.budget, self._probe, self._owner_pid, _find_zygotes
@@ -248,26 +250,28 @@ class Engine:
             return landed, 0.0
         began = time.monotonic()
         scheduler.dispatch()
-        last = began
+        last = patient_since = began
         while True:
             had_idle = scheduler.has_idle_worker
-            scheduler.listen(self._choose_wait(began, timeout_s))
+            scheduler.listen(self._choose_wait(patient_since, timeout_s))
             now = time.monotonic()
             if had_idle:
-                scheduler.note_idle(now - last)
+                scheduler.ahead.note_idle(now - last)
             last = now
             landed = scheduler.try_next()
             if landed is not None:
                 return landed, now - began
-            if timeout_s > 0 and now - began >= timeout_s:
-                message = f"DataLoader timed out after {timeout_s} seconds"
-                raise RuntimeError(message)
+            if timeout_s > 0 and now - patient_since >= timeout_s:
+                if not scheduler.recovery.try_end_stopped():
+                    message = f"DataLoader timed out after {timeout_s} seconds"
+                    raise RuntimeError(message)
+                patient_since = now
             scheduler.dispatch()
             self._look_after(now)
 
     def _choose_wait(self, began_s: float, timeout_s: float) -> float:
         wait = _BLOCKED_WAIT_S if self.scheduler.is_blocked else _WAIT_S
-        due_s = self.scheduler.spacing.due_s - time.monotonic()
+        due_s = self.scheduler.ahead.spacing.due_s - time.monotonic()
         if due_s > 0:
             wait = min(wait, due_s)
         if timeout_s > 0:
@@ -393,7 +397,7 @@ class Engine:
     def _rescue_lone_fetch(self, now_s: float) -> None:
         cpu_s = _read_cpu_s(self.scheduler.roster.busy_pids())
         is_working = cpu_s - self._lone_cpu_s > 0.1 * _LONE_S
-        if is_working and not self.scheduler.slow_start.is_cheap:  # leave it alone
+        if is_working and not self.scheduler.ahead.slow_start.is_cheap:  # leave it alone
             self._lone_cpu_s, self._lone_since_s = cpu_s, now_s
         elif now_s - self._lone_since_s > _LONE_S:
             self._lone_since_s = now_s
@@ -435,6 +439,8 @@ class Engine:
             held_by_consumer_bytes=self.lender.lent_bytes + self.lender.copied_bytes,
             workers=sum(not worker.has_ended for worker in self.crew.workers),
             window_bytes=self.scheduler.window.width * sizes,
+            worker_restarts=self.scheduler.recovery.restarts,
+            restart_reasons=tuple(self.scheduler.recovery.reasons),
             stance=self.controller.stance,
         )
 

@@ -35,6 +35,7 @@ class Settings:
         may_merge: Whether several may share one.
         most_workers: Processes that may carry the streams.
         keep_bytes: Freed heap that each worker may keep.
+        may_replay: Whether workers that died are replaced.
     """
 
     num_streams: int
@@ -49,6 +50,7 @@ class Settings:
     may_merge: bool = False
     most_workers: int = 1
     keep_bytes: int = 16 * MIB
+    may_replay: bool = False
 
 
 @final
@@ -58,15 +60,23 @@ class Flight:
     __slots__ = (
         "draft",
         "given_back",
+        "is_again",
         "need_bytes",
+        "origin",
         "poured_bytes",
         "spare",
         "started_s",
+        "stream",
         "ticket",
         "worker",
     )
 
-    def __init__(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
+    def __init__(
+        self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None, stream: int
+    ) -> None:
+        self.stream = stream  # who makes it, also where any may
+        self.origin = ticket.serial  # the batch that it is, when it is made once more
+        self.is_again = False  # made once more for nobody, after its worker died
         self.started_s = 0.0  # when it was handed to an idle worker; 0 behind another
         self.ticket = ticket
         self.worker = worker

@@ -137,6 +137,15 @@ class Moves:
         self.done += 1
         return move
 
+    def forget(self, worker: WorkerProcess) -> None:
+        """A worker died: streams that were to leave it stay together, wherever they go on."""
+        move = self._move
+        if move is None or worker is not move.source:
+            return
+        self._move = None
+        if move.target.is_spare:
+            self._crew.dismiss(move.target)
+
     def _give_up(self) -> None:
         self._move = None
         self._failures += 1

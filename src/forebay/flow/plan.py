@@ -62,6 +62,7 @@ class Plan:
         may_move: Whether they can go on in another one.
         is_bound: Whether batch i is made by stream i mod W.
         backend: Processes or threads.
+        may_replay: Whether workers that died are replaced.
         max_workers, max_tokens: Upper bounds set by tests; None for none.
     """
 
@@ -76,6 +77,7 @@ class Plan:
     may_move: bool
     is_bound: bool
     backend: Backend
+    may_replay: bool
     max_workers: int | None
     max_tokens: int | None
 
@@ -158,6 +160,7 @@ def make_settings(plan: Plan, seat: Seat, job: Job, crew_plan: CrewPlan) -> Sett
         may_move=plan.may_move and not crew_plan.in_threads,
         may_merge=plan.may_merge and not crew_plan.in_threads,
         most_workers=min(job.num_streams, plan.max_workers or job.num_streams),
+        may_replay=plan.may_replay and not crew_plan.in_threads,
         keep_bytes=_decide_heap_share(seat.whole_bytes, crew_plan.workers),
     )
 

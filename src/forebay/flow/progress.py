@@ -138,9 +138,9 @@ class Progress:
 
     def __init__(self, loader: Any, checkpoint: Checkpoint | None) -> None:
         self._is_ordered = loader.in_order
-        self._is_iterable = _is_iterable(loader)
-        self._records = loader.seeding == "torch" and not self._is_iterable
-        self._has_stateful_dataset = has_state(loader.dataset)
+        self.is_iterable = _is_iterable(loader)
+        self._records = loader.seeding == "torch" and not self.is_iterable
+        self.has_stateful_dataset = has_state(loader.dataset)
         self._num_streams = loader.num_workers
         self.persists = loader.persistent_workers
         self.base_seed = 0
@@ -214,7 +214,7 @@ class Progress:
         for mark, place in zip(self._marks, places, strict=False):
             mark.snapshot, mark.since = place.snapshot, place.since
             mark.delivered, mark.has_ended = place.delivered, place.has_ended
-        if self._is_iterable:
+        if self.is_iterable:
             delivered = [mark.delivered for mark in self._marks]
             order.leave_out(self.ended_streams, checkpoint.last_stream, delivered)
             return
@@ -256,7 +256,7 @@ class Progress:
         """The consumer gets a batch, or the error in its place."""
         self.delivered += 1
         self._last_stream, self.last_samples = self._sent.pop(serial)
-        if not self._is_ordered and not self._is_iterable:
+        if not self._is_ordered and not self.is_iterable:
             self._note_unordered(serial)
         if self._draws is not None and self._draws.is_tracked:
             self._draws.find_place(self._least_missing())  # what is older is let go
@@ -305,7 +305,7 @@ class Progress:
     @property
     def lacks_begin(self) -> bool:
         """Whether a stream is yet to say where it began."""
-        tells = self._has_stateful_dataset or self.epoch_here > 0
+        tells = self.has_stateful_dataset or self.epoch_here > 0
         is_told = self._is_resumed or all(mark.snapshot is not None for mark in self._marks)
         return self.epoch_here >= 0 and tells and not self.is_over and not is_told
 

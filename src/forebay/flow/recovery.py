@@ -14,13 +14,14 @@ the engine's lock.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
+
+import psutil
 
 from forebay.errors import PoisonSample, ReplayWarning, StateUnavailable, WorkerDied, say_end
 from forebay.flow.trails import Step, Trails
@@ -128,7 +129,7 @@ class Recovery:
         indices = at.ticket.indices if at is not None else None
         pid, code = worker.known_pid or 0, worker.exitcode
         died = WorkerDied.about(pid, code, indices)
-        if not self._may_replay:
+        if not self._may_replay or self._crew.is_stillborn:
             self.lost = died
             return None
         held_bytes = watcher.read_held_bytes(worker)
@@ -148,6 +149,18 @@ class Recovery:
             self.lost = died
             return None
         return Replacement(fresh, tuple((stream, steps) for stream, _, steps in ways), poison)
+
+    def try_end_stopped(self) -> bool:
+        """End workers that somebody has stopped with a batch in hand: they are replaced then.
+
+        Returns:
+            Whether there was one.
+        """
+        busy = [each for each in self._crew.workers if self._roster.count_flights(each)]
+        stopped = [each for each in busy if self._may_replay and _is_stopped(each)]
+        for worker in stopped:
+            worker.kill()
+        return bool(stopped)
 
     def _judge(
         self, worker: WorkerProcess, at: Flight | None, held_bytes: int
@@ -199,14 +212,9 @@ class Recovery:
         return fresh
 
 
-def kill_if_stopped(worker: WorkerProcess) -> bool:
-    """End a worker that somebody has stopped: it would never answer. Whether it was."""
+def _is_stopped(worker: WorkerProcess) -> bool:
     try:
-        with open(f"/proc/{worker.known_pid}/stat", encoding="ascii", errors="replace") as file:
-            state = file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+        status = psutil.Process(worker.known_pid or 0).status()
+    except psutil.Error:
         return False
-    if state not in ("T", "t"):
-        return False
-    os.kill(worker.known_pid or 0, signal.SIGKILL) if worker.known_pid else None
-    return True
+    return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)

@@ -100,6 +100,10 @@ class Roster:
                 return worker
         return None
 
+    def has(self, worker: WorkerProcess) -> bool:
+        """Whether a worker carries streams: neither a spare one yet, nor one that was replaced."""
+        return worker.number in self._loads
+
     # -- what each has in hand --------------------------------------------------------------
 
     def begin(self, worker: WorkerProcess, serial: int) -> bool:
@@ -171,6 +175,16 @@ class Roster:
     def take_token(self) -> None:
         """One fetch less at once; those that run finish."""
         self.tokens = max(self.least_tokens, min(self.tokens, len(self.crew.workers)) - 1)
+
+    # -- deaths -------------------------------------------------------------------------------
+
+    def replace(self, dead: WorkerProcess, fresh: WorkerProcess) -> None:
+        """A fresh worker has the streams of a dead one, and nothing in hand yet."""
+        del self._loads[dead.number]
+        self._loads[fresh.number] = Load()
+        self.crew.tell(fresh, Keep(self._keep_bytes))
+        for stream in fresh.streams:
+            self._worker_of[stream] = fresh
 
     # -- moves --------------------------------------------------------------------------------
 

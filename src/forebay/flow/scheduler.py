@@ -15,13 +15,16 @@ Only a head that does not fit beside what the consumer holds is refused, with nu
 from __future__ import annotations
 
 import copy
+import itertools
 import select
 import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
-from forebay.errors import WorkerDied
-from forebay.flow.admission import LARGE_BYTES, Admission
+from forebay.flow.admission import Admission
+from forebay.flow.ahead import Ahead
 from forebay.flow.flight import (
     Delivered,
     End,
@@ -32,14 +35,13 @@ from forebay.flow.flight import (
     Settings,
     Skipped,
 )
+from forebay.flow.recovery import Recovery
 from forebay.flow.roster import Roster
-from forebay.flow.slow_start import SlowStart
-from forebay.flow.spacing import Spacing
+from forebay.flow.trails import Step, Trails
 from forebay.flow.watcher import Unwatched, Watcher
-from forebay.memory.window import Delivery, Window
+from forebay.memory.readings import MemoryEvents
 from forebay.transport.lease import Draft, Ready
 from forebay.transport.spill import Spilled
-from forebay.units import MIB
 from forebay.workers.messages import (
     DISCARD,
     Done,
@@ -57,14 +59,14 @@ if TYPE_CHECKING:
     from forebay.flow.order import Order, Ticket
     from forebay.flow.progress import Progress
     from forebay.workers.crew import Crew, Heard, WorkerProcess
-
-RUN_AHEAD_BYTES = MIB
-_RUN_AHEAD_BATCHES = 64
-"""Small batches may run ahead up to so many bytes and so many for each stream: what costs
-there is waking each other up, not memory. 64 of 4 KB are a quarter of a MiB."""
+    from forebay.workers.snapshot import Start
 
 _MOVE_WAIT_S = 1.0
 """Longest single wait for streams on the move; their worker's end would be noticed too."""
+
+
+def _read_nothing() -> MemoryEvents:
+    return MemoryEvents(0, 0, 0, "nowhere")
 
 
 @final
@@ -78,7 +80,8 @@ class Scheduler:
         _head: The serial that is delivered next. No key of `_landed` is below it.
         is_blocked: Something waits for memory that may come free at any moment.
         is_short: Memory holds the next fetch back; a wider window would not help.
-        _lost: Set when a worker died; the head then fails once it cannot come any more.
+        recovery: Replaces workers that died. Where it cannot, the head fails once it cannot come
+            any more.
     """
 
     def __init__(
@@ -88,19 +91,32 @@ class Scheduler:
         order: Order,
         settings: Settings,
         progress: Progress,
+        starts: tuple[Start, ...] = (),
+        read_events: Callable[[], MemoryEvents] | None = None,
     ) -> None:
         self.crew = crew
         self.admission = admission
         self.order = order
         self.settings = settings
         self.progress = progress
-        self.window = Window(settings.num_streams, settings.most_ahead)
-        if not settings.in_order:
-            # torch's rule shares a fixed number of tasks among the workers: who is slow keeps
-            # its share, and that decides which batch comes when.
-            self.window.set_bounds(settings.most_ahead, settings.most_ahead)
         self.watcher: Watcher = Unwatched()
         self.roster = Roster(crew, settings.tokens, settings.keep_bytes)
+        self.ahead = Ahead(settings, admission, self.roster)
+        self.window = self.ahead.window
+        self.recovery = Recovery(
+            crew,
+            self.roster,
+            Trails(
+                settings.num_streams,
+                starts,
+                is_iterable=progress.is_iterable,
+                epoch=progress.first_epoch,
+            ),
+            may_replay=settings.may_replay,
+            skips=progress.is_iterable and not progress.has_stateful_dataset,
+            read_events=read_events or _read_nothing,
+        )
+        self._again = itertools.count(-1, -1)  # serials of batches that are made once more
         self.is_paused = False  # memory allows the batch that is delivered next, and no other
         self.delivered = 0  # in this epoch, failed ones too
         self._pending: deque[Ticket] = deque()
@@ -108,13 +124,9 @@ class Scheduler:
         self._landed: dict[int, Landed] = {}
         self._arrived: deque[int] = deque()  # serials in order of landing, for in_order=False
         self._head = 0
-        self._lost: BaseException | None = None
         self._ended_streams: set[int] = set()
-        self._idle_s = 0.0
-        self.spacing = Spacing()
         self.is_blocked = False
         self.is_short = False
-        self.slow_start = SlowStart(admission, settings.num_streams)
         self._poller = select.poll()
         crew.register(self._poller)
         self._posted: set[WorkerProcess] = set()
@@ -128,8 +140,10 @@ class Scheduler:
         """Begin an epoch; what is left of a broken one is run, as torch runs it, and dropped."""
         if not is_first:
             self._discard_rest()
+            resume = Resume(self.progress.epoch_here + 1)
+            self.recovery.trails.note_resume(resume)
             for worker in self.crew.workers:
-                self._tell(worker, Resume(self.progress.epoch_here + 1))
+                self._tell(worker, resume)
         self.order.start_epoch(sampler)
         for ticket in self.progress.start_epoch(self.order):
             self._make_in_vain(ticket)
@@ -161,10 +175,15 @@ class Scheduler:
 
     def _make_in_vain(self, ticket: Ticket) -> None:
         """Have a stream make a batch that nobody gets, for what it does to the stream."""
+        self.recovery.trails.note_sent(ticket, ticket.stream)
         worker = self.roster.worker_of(ticket.stream)
-        self._note_flight(Flight(ticket, worker, None))
-        what = (ticket.serial, ticket.stream, ticket.indices, ticket.seed)
-        self._tell(worker, Task(*what, 0, DISCARD, is_metered=False))
+        self._send_in_vain(Flight(ticket, worker, None, ticket.stream))
+
+    def _send_in_vain(self, flight: Flight) -> None:
+        self._note_flight(flight)
+        ticket = flight.ticket
+        what = (ticket.serial, flight.stream, ticket.indices, ticket.seed)
+        self._tell(flight.worker, Task(*what, 0, DISCARD, is_metered=False))
 
     # -- for memory's sake --------------------------------------------------------------------
 
@@ -183,7 +202,7 @@ class Scheduler:
 
     def _finish_move(self) -> None:
         """Streams between two processes cannot be told anything: wait until they have arrived."""
-        while self.roster.moves.is_asked and self._lost is None:
+        while self.roster.moves.is_asked and self.recovery.lost is None:
             self.listen(_MOVE_WAIT_S)
 
     # -- A: tickets ---------------------------------------------------------------------------
@@ -206,19 +225,14 @@ class Scheduler:
         """Hand out as many tickets as window, tokens and memory allow."""
         self.is_blocked = self.is_short = False
         # Needs are served after a loss, too: who waits for room has a batch to deliver.
-        if self._serve_needs() and self._lost is None and self._has_gap():
+        if self._serve_needs() and self.recovery.lost is None and self._has_gap():
             self._dispatch_tickets()
         self.roster.moves.step()
         self._flush()
 
     def _has_gap(self) -> bool:
-        """Whether enough is missing from the window to be worth a message to the workers.
-
-        A wide window (of small batches) is filled by quarters: waking a worker costs more
-        than making such a batch.
-        """
         gap = self.window.width - len(self._flights) - len(self._landed)
-        return gap >= max(1, self.window.width // 4) or not self._flights
+        return self.ahead.is_worth_a_message(gap, is_empty=not self._flights)
 
     def _dispatch_tickets(self) -> None:
         while len(self._flights) + len(self._landed) < self.window.width:
@@ -232,27 +246,15 @@ class Scheduler:
                 self.is_blocked = True
                 self.admission.lender.want_return()
                 break
-            if self._must_space():
+            if self._flights and self.ahead.must_space(len(self.crew.workers)):
                 break
             worker = self._choose_worker(ticket)
             if worker is None or not self._try_dispatch(ticket, worker):
                 break
 
-    def _must_space(self) -> bool:
-        """Whether the fetch of a large batch should begin a little after the last one."""
-        is_tight = self.window.width <= len(self.crew.workers)
-        is_large = self.admission.sizes.estimate_next() >= LARGE_BYTES
-        is_concerned = is_tight and is_large and self.settings.in_order and bool(self._flights)
-        return is_concerned and self.spacing.must_wait(len(self.crew.workers))
-
     def _choose_worker(self, ticket: Ticket) -> WorkerProcess | None:
         """Who may make `ticket` now; None when nobody may."""
-        return self.roster.choose(
-            ticket, self._tokens_now(), self.window.width, self._ended_streams
-        )
-
-    def _tokens_now(self) -> int:
-        return 1 if self.slow_start.is_on else self.roster.tokens
+        return self.roster.choose(ticket, self.ahead.tokens, self.window.width, self._ended_streams)
 
     def _try_dispatch(self, ticket: Ticket, worker: WorkerProcess) -> bool:
         size = self.admission.estimate_block()
@@ -288,11 +290,12 @@ class Scheduler:
     def _send(self, ticket: Ticket, worker: WorkerProcess, draft: Draft | None) -> None:
         now = time.monotonic()
         is_metered = self.roster.must_meter(worker, now, is_tight=self.admission.is_tight)
-        self.spacing.note_start(now)
+        self.ahead.spacing.note_start(now)
         offset, capacity = (draft.block.offset, draft.block.capacity_bytes) if draft else (0, 0)
         stream = ticket.stream if ticket.stream >= 0 else worker.streams[0]
-        self._note_flight(Flight(ticket, worker, draft))
+        self._note_flight(Flight(ticket, worker, draft, stream))
         self.watcher.note_dispatch()
+        self.recovery.trails.note_sent(ticket, stream)
         is_recorded = self.progress.note_dispatch(ticket, stream, now)
         what = (ticket.serial, stream, ticket.indices, ticket.seed)
         self._tell(worker, Task(*what, offset, capacity, is_metered, is_recorded))
@@ -342,12 +345,15 @@ class Scheduler:
 
     def _take(self, heard: Heard) -> None:
         message = heard.message
+        if not self.roster.has(heard.worker):
+            return  # the last words of one that was replaced
         if isinstance(message, Handed):
             move = self.roster.take_handed(message)
             if move is not None:
                 self.watcher.note_move(move)
             return
         if isinstance(message, Stands):
+            self.recovery.trails.note_stands(message)
             self.progress.note_stands(message)
             return
         flight = self._flights.get(message.serial)
@@ -359,6 +365,10 @@ class Scheduler:
                 self._deny(flight)
             return
         self._end_flight(flight)
+        if flight.is_again:
+            return
+        self.recovery.note_landing(flight.stream)
+        self.recovery.trails.note_answer(flight.stream, flight.ticket, message)
         self.progress.note_answer(message)
         if isinstance(message, Done):
             self._land(flight, self._seal(flight, message))
@@ -382,7 +392,7 @@ class Scheduler:
         is_blurred = self.admission.note_costs(done, flight.given_back)
         self.watcher.note_report(flight.worker, done, is_blurred=is_blurred)
         if flight.started_s:
-            self.spacing.note_end(time.monotonic() - flight.started_s)
+            self.ahead.spacing.note_end(time.monotonic() - flight.started_s)
         if not done.spans or flight.draft is None:
             self._drop_drafts(flight)
             return Inline(done.head, done.inline)
@@ -404,15 +414,36 @@ class Scheduler:
                 self.admission.drop(draft)
 
     def _look_for_losses(self) -> None:
-        self._lost = self._lost or self.crew.fault
-        if self._lost is not None:
-            return
-        for worker in self.crew.workers:
-            if worker.has_ended and not worker.is_retired:
-                flights = self.roster.flights_of(worker)
-                indices = self._flights[flights[0]].ticket.indices if flights else None
-                self._lost = WorkerDied.about(worker.known_pid or 0, worker.exitcode, indices)
+        for worker in self.recovery.find_dead():
+            flights = [self._flights[serial] for serial in self.roster.flights_of(worker)]
+            replacement = self.recovery.replace(worker, flights, self.watcher)
+            if replacement is None:
                 return
+            for flight in flights:
+                del self._flights[flight.ticket.serial]
+                self._drop_drafts(flight)
+            self.admission.ledger.settle(worker.number)
+            for stream, steps in replacement.steps:
+                self._lead_back(stream, steps, replacement.worker)
+            if replacement.poison is not None:
+                self._land(flights.pop(0), Refused(replacement.poison))
+            self._take_back(flights)
+            self._rewatch()
+
+    def _lead_back(self, stream: int, steps: list[Step], worker: WorkerProcess) -> None:
+        """Have a fresh worker do once more what a stream did since it last said where it stood."""
+        for step in steps:
+            if isinstance(step, Resume):
+                self._tell(worker, Resume(step.epoch, (stream,)))
+                continue
+            flight = Flight(replace(step, serial=next(self._again)), worker, None, stream)
+            flight.is_again, flight.origin = True, step.serial
+            self._send_in_vain(flight)
+
+    def _take_back(self, flights: list[Flight]) -> None:
+        """Tickets that a dead worker had in hand are given out again, in their order."""
+        tickets = [f.ticket for f in flights if f.ticket.serial >= self.order.first_serial]
+        self._pending = deque(sorted((*tickets, *self._pending), key=lambda t: t.serial))
 
     # -- needs and liveness ---------------------------------------------------------------------
 
@@ -520,8 +551,9 @@ class Scheduler:
         flights = [flight for serial, flight in self._flights.items() if serial >= first]
         if not flights and self._peek_ticket() is None:
             return End()
-        if self._lost is not None and not self._may_still_come(flights):
-            raise copy.copy(self._lost)  # its traceback would keep the iterator alive
+        lost = self.recovery.lost
+        if lost is not None and not self._may_still_come(flights):
+            raise copy.copy(lost)  # its traceback would keep the iterator alive
         return None
 
     def _may_still_come(self, flights: list[Flight]) -> bool:
@@ -544,51 +576,29 @@ class Scheduler:
 
     def note_delivery(self, waited_s: float, interval_s: float) -> None:
         """Let the window follow the consumer."""
-        if self.settings.may_run_ahead and self.settings.in_order:
-            self.window.set_bounds(*self._count_ahead())
-        before = self.window.width
-        delivery = Delivery(interval_s, waited_s, min(self._idle_s, waited_s), len(self._landed))
-        self.window.note(delivery)
-        self._idle_s = 0.0
-        if self.window.width < before:
-            self.admission.give_back_beyond(self.window.width)
-
-    def _count_ahead(self) -> tuple[int, int]:
-        """Least and most batches of the window: a MiB of them costs nothing worth saving."""
-        by_bytes = RUN_AHEAD_BYTES // max(1, self.admission.totals.estimate_next())
-        # Some times as far as it has come, at most: what is queued is not asked for memory again.
-        known = 2 * self.settings.num_streams + self.admission.landings
-        free = min(by_bytes, _RUN_AHEAD_BATCHES * self.settings.num_streams, known)
-        return max(1, free), max(self.settings.most_ahead, free)
+        self.ahead.note_delivery(waited_s, interval_s, len(self._landed))
 
     @property
     def has_idle_worker(self) -> bool:
         """Whether a worker that might fetch has nothing to do."""
-        if self.is_short or self.spacing.is_waited_for:
+        if self.is_short or self.ahead.spacing.is_waited_for:
             return False  # for lack of memory, or on purpose for a moment: not of width
         return self.roster.count_busy() < min(self.roster.tokens, len(self.crew.workers))
-
-    def note_idle(self, idle_s: float) -> None:
-        """While the consumer waited, a worker had nothing to do for so long."""
-        self._idle_s += idle_s
-        self.window.note_stall(self._idle_s)
 
     @property
     def waits_for_token(self) -> bool:
         """Whether an idle worker has a ticket that only the number of tokens holds back."""
         busy = self.roster.count_busy()
-        return (
-            bool(self._pending) and 0 < busy < len(self.crew.workers) and busy >= self._tokens_now()
-        )
+        return bool(self._pending) and self.ahead.tokens <= busy < len(self.crew.workers)
 
     def add_token(self) -> None:
         """One more fetch at once: those that run may be waiting for one that does not."""
         self.roster.add_token(for_good=True)
-        self.slow_start.end()
+        self.ahead.slow_start.end()
         self.dispatch()
 
     @property
     def has_lost(self) -> bool:
         """Whether a worker died, also if nobody was told yet: this crew makes no further epoch."""
         self._look_for_losses()
-        return self._lost is not None
+        return self.recovery.lost is not None

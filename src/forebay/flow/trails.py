@@ -38,7 +38,16 @@ class _Trail:
     still pickled unless the loader resumed from it.
     """
 
-    __slots__ = ("epoch", "has_ended", "indices", "made", "made_then", "skipped", "snapshot", "steps")
+    __slots__ = (
+        "epoch",
+        "has_ended",
+        "indices",
+        "made",
+        "made_then",
+        "skipped",
+        "snapshot",
+        "steps",
+    )
 
     def __init__(self, start: Start | None) -> None:
         self.snapshot: Any = start.snapshot if start is not None else None
@@ -93,9 +102,7 @@ class Trails:
     ) -> None:
         self._is_iterable = is_iterable
         self._first_epoch = epoch
-        self._trails = [
-            _Trail(starts[number] if starts else None) for number in range(num_streams)
-        ]
+        self._trails = [_Trail(starts[number] if starts else None) for number in range(num_streams)]
 
     def note_sent(self, ticket: Ticket, stream: int) -> None:
         """A stream got a ticket."""

@@ -33,6 +33,14 @@ class Watcher(abc.ABC):
         """Streams have changed their process."""
 
     @abc.abstractmethod
+    def note_replacement(self, dead: WorkerProcess, fresh: WorkerProcess) -> None:
+        """A worker died, and another goes on in its place."""
+
+    @abc.abstractmethod
+    def read_held_bytes(self, worker: WorkerProcess) -> int:
+        """What a worker had of its own when it was read last; 0 if it never was."""
+
+    @abc.abstractmethod
     def estimate_step(self, worker: WorkerProcess) -> int:
         """What one more fetch will make a worker grow by."""
 
@@ -57,6 +65,13 @@ class Unwatched(Watcher):
 
     def note_move(self, move: Move) -> None:
         """Nothing follows."""
+
+    def note_replacement(self, dead: WorkerProcess, fresh: WorkerProcess) -> None:
+        """Nothing follows."""
+
+    def read_held_bytes(self, worker: WorkerProcess) -> int:  # noqa: ARG002 - nothing is known of any
+        """Nothing."""
+        return 0
 
     def estimate_step(self, worker: WorkerProcess) -> int:  # noqa: ARG002 - nothing is known of any
         """Nothing."""

@@ -246,6 +246,11 @@ class CrewAccount:
         """Whether a worker is in the book."""
         return number in self._workers
 
+    def held_of(self, number: int) -> int:
+        """What a worker has of its own between two fetches, by the latest readings."""
+        worker = self._workers.get(number)
+        return worker.idle_bytes if worker is not None and worker.is_read else 0
+
     def remove(self, number: int) -> None:
         """A worker is gone, with all it had."""
         self._workers.pop(number, None)

@@ -10,6 +10,7 @@ in it. What the zygote says (pids, exits) is read whenever somebody looks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import multiprocessing
@@ -52,6 +53,9 @@ RETIRE_S = 5.0
 
 _HATCH_S = 300.0
 """Longest wait for a pid: unpickling a large dataset takes minutes."""
+
+_FOLLOW_S = 2.0
+"""Longest wait for a worker whose template ended: the kernel kills it in the same moment."""
 
 _LOOK_S = 0.1
 """Longest single wait for the zygote's words: another thread may have read them meanwhile."""
@@ -110,6 +114,13 @@ class WorkerProcess:
         """It is gone; `exit_code` as far as known."""
         self.exitcode, self.has_ended = exit_code, True
         self._close_pidfd()
+
+    def await_end(self, timeout_s: float) -> None:
+        """Wait until the process is gone, of which the zygote will not tell any more."""
+        if self._pidfd >= 0:
+            poller = select.poll()
+            poller.register(self._pidfd, select.POLLIN)
+            poller.poll(timeout_s * 1000)
 
     def close(self) -> None:
         """Let go of descriptors."""
@@ -175,7 +186,8 @@ class Crew:
         self._by_number: dict[int, WorkerProcess] = {}
         self._numbers = itertools.count()
         self._refresh: Refresh | None = None
-        self._zygote, self._control = self._start_zygote(context, job, arena)
+        self._start = functools.partial(self._start_zygote, context, job, arena)
+        self._zygote, self._control = self._start()
         try:
             for streams in streams_of:
                 self.workers.append(self._start_worker(streams))
@@ -317,7 +329,31 @@ class Crew:
                 self.changes += 1
                 for worker in self._everybody():
                     if not worker.has_ended:
+                        worker.await_end(_FOLLOW_S)
                         worker.ended(None)
+
+    @property
+    def has_lost_template(self) -> bool:
+        """Whether the template ended although nobody asked it to, and the workers with it."""
+        return self._control.fileno() < 0 and not self._is_over
+
+    @property
+    def is_stillborn(self) -> bool:
+        """Whether the template ended before it could fork a worker: another would end likewise."""
+        return self.has_lost_template and self.hatched is None and self.start_method != "fork"
+
+    def revive(self) -> None:
+        """Start another template in the place of one that ended.
+
+        Raises:
+            OSError: The system has no process for it.
+        """
+        with self._control_lock:
+            self._zygote.join(RETIRE_S)
+            self._zygote.close()
+            self.hatched = None
+            self._zygote, self._control = self._start()
+            self.changes += 1
 
     def wait_for(self, is_true: Any, timeout: float | None) -> None:
         """Read the zygote's words until `is_true()`, at most `timeout` seconds."""

@@ -100,6 +100,7 @@ class Stream:
         own: What `forebay.rng()` gives while it is current.
         dataset: What it draws from.
         made: Batches that it has made in this epoch.
+        is_stateful: Whether its dataset, or the iterator, keeps a state of its own.
     """
 
     number: int
@@ -111,6 +112,7 @@ class Stream:
     has_ended: bool = False
     is_started: bool = field(default=False)
     made: int = 0
+    is_stateful: bool = False
 
 
 @final
@@ -210,16 +212,15 @@ class Streams:
     def note_batch(self, stream: Stream, *, is_recorded: bool) -> bytes:
         """A batch was made: where the stream stands now, if that is due; else nothing."""
         stream.made += 1
-        if is_stateful(stream.dataset, stream.fetcher):
+        if stream.is_stateful:
             is_recorded = stream.made % self._job.snapshot_every == 0
         return self.take_snapshot(stream) if is_recorded else b""
 
     def _announce(self, stream: Stream) -> bool:
         """Say where a stream with a state of its own begins; whether it has one."""
-        told = is_stateful(stream.dataset, stream.fetcher)
-        if told:
+        if stream.is_stateful:
             self.news.append(Stands(stream.number, self._epoch, self.take_snapshot(stream)))
-        return told
+        return stream.is_stateful
 
     def take_snapshot(self, stream: Stream, *, is_new_epoch: bool = False) -> bytes:
         """Where the current stream stands, pickled: what it refers to may change."""
@@ -343,6 +344,7 @@ class Streams:
             stream.fetcher = torch_compat.make_fetcher(
                 job.kind, stream.dataset, job.auto_collation, job.collate_fn, job.drop_last
             )
+            stream.is_stateful = is_stateful(stream.dataset, stream.fetcher)
         except Exception:
             stream.fault = torch_compat.WorkerException(where=_where(stream.number))
 
