@@ -27,6 +27,7 @@ from forebay.errors import (
     InvalidState,
     IteratorClosed,
     NestedLoader,
+    PoisonSample,
     StateMismatch,
     StateUnavailable,
     WorkerDied,
@@ -82,6 +83,11 @@ PARTS: dict[str, tuple[ForebayError, str, str, str, str]] = {
         WorkerDied.about(4321, -signal.SIGKILL, [7, 8]),
         r"worker \(pid 4321\) is killed by signal: Killed\. ", r"indices \[7, 8\]",
         "The epoch ends here", "out-of-memory killer: see dmesg",
+    ),
+    "PoisonSample": (
+        PoisonSample.about_batch(4321, -signal.SIGSEGV, [7, 8], 3, 90 * MIB),
+        r"worker \(pid 4321\) is killed by signal: Seg.* indices \[7, 8\].* 90 MiB",
+        "3 workers in a row died", "it is given up", r"go on with next\(\).*To find the cause",
     ),
     "NestedLoader": (
         NestedLoader.about("Process-3", 4),

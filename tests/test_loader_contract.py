@@ -23,6 +23,7 @@ OWN: dict[str, Any] = {
     "memory_budget": "1GiB",
     "worker_backend": "thread",
     "seeding": "batch",
+    "on_worker_death": "raise",
     "worker_exit_fn": print,
     "refresh_dataset": True,
     "snapshot_every_n_steps": 3,
@@ -80,6 +81,7 @@ def test_each_own_keyword_is_an_attribute_that_holds_the_raw_argument() -> None:
     unset = DataLoader(dataset())
     assert vars(unset)["memory_budget"] is None
     assert vars(unset)["seeding"] == "torch"
+    assert vars(unset)["on_worker_death"] == "replay"
     assert vars(unset)["worker_backend"] == "process"
     assert vars(unset)["worker_exit_fn"] is None
 

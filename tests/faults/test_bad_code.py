@@ -128,8 +128,9 @@ class Interrupting(Numbered):
         return super().__getitem__(index)
 
 
-def test_sys_exit_in_a_sample_is_the_death_of_its_worker() -> None:
-    iterator = iter(make_loader(Interrupting(12)))
+@pytest.mark.parametrize("on_worker_death", ["raise", "replay"])
+def test_sys_exit_in_a_sample_is_the_death_of_its_worker(on_worker_death: str) -> None:
+    iterator = iter(make_loader(Interrupting(12), on_worker_death=on_worker_death))
     assert [int(next(iterator)[0, 0]) for _ in range(2)] == [0, 2]
     with pytest.raises(forebay.WorkerDied, match="exited unexpectedly with exit code 5"):
         next(iterator)
@@ -364,7 +365,10 @@ def test_a_worker_that_is_stuck_raises_torchs_text_after_the_timeout(tmp_path: P
 
 @pytest.mark.parametrize("stop", [True, False], ids=["and stays", "and goes on"])
 def test_a_worker_that_is_stopped_raises_torchs_text_after_the_timeout(stop: bool) -> None:
-    iterator = iter(make_loader(Numbered(2000), timeout=1, batch_size=1, prefetch_factor=1))
+    loader = make_loader(
+        Numbered(2000), timeout=1, batch_size=1, prefetch_factor=1, on_worker_death="raise"
+    )
+    iterator = iter(loader)
     next(iterator)
     pid = iterator._workers[1].pid
     os.kill(pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""A worker that dies hangs nothing and loses nothing silently."""
+"""Where nobody is replaced, a worker that dies hangs nothing and loses nothing silently."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ TORCHS_TEXT = {
 DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? \d+\) ")
 
 
+def raising(*arguments: Any, **options: Any) -> Any:
+    """A loader whose epoch ends with a worker, as torch's does."""
+    return forebay.DataLoader(*arguments, on_worker_death="raise", **options)
+
+
 def take_until_death(iterator: Iterator[Any]) -> tuple[list[int], forebay.WorkerDied]:
     """The first value of each batch that came, and the error that ended it."""
     firsts: list[int] = []
@@ -59,7 +64,7 @@ def check_whole_epoch(loader: Any, length: int) -> None:
 @pytest.mark.parametrize("at", [0, 13], ids=["in the first batch", "in the middle"])
 @pytest.mark.parametrize("way", WAYS_TO_DIE)
 def test_the_death_of_a_forked_worker_raises_torchs_text(tmp_path: Path, way: str, at: int) -> None:
-    loader = forebay.DataLoader(
+    loader = raising(
         Deadly(tmp_path, way, at=at), batch_size=2, num_workers=2, multiprocessing_context="fork"
     )
     iterator = iter(loader)
@@ -79,7 +84,7 @@ def test_deaths_under_a_fork_server_raise_torchs_text(tmp_path: Path) -> None:
     for way in WAYS_TO_DIE:
         place = tmp_path / way
         place.mkdir()
-        loader = forebay.DataLoader(
+        loader = raising(
             Deadly(place, way, at=5),
             batch_size=2,
             num_workers=2,
@@ -92,7 +97,7 @@ def test_deaths_under_a_fork_server_raise_torchs_text(tmp_path: Path) -> None:
 
 
 def test_a_loader_works_again_after_a_death_under_spawn(tmp_path: Path) -> None:
-    loader = forebay.DataLoader(
+    loader = raising(
         Deadly(tmp_path, "SIGKILL", at=0, length=6),
         batch_size=2,
         num_workers=1,
@@ -107,7 +112,7 @@ def test_a_loader_works_again_after_a_death_under_spawn(tmp_path: Path) -> None:
 
 def test_a_death_while_a_large_batch_is_written_delivers_nothing_of_it(tmp_path: Path) -> None:
     dataset = Deadly(tmp_path, "SIGKILL", at=3 * 32 + 20, length=160, sample_bytes=LARGE_BYTES)
-    loader = forebay.DataLoader(dataset, batch_size=32, num_workers=2, memory_budget="400MiB")
+    loader = raising(dataset, batch_size=32, num_workers=2, memory_budget="400MiB")
     firsts, _ = take_until_death(iter(loader))
     assert firsts == [0, 32, 64]
     check_whole_epoch(loader, 160)
@@ -117,7 +122,7 @@ def test_a_death_while_a_large_batch_is_written_delivers_nothing_of_it(tmp_path:
 def test_a_worker_that_asks_for_room_is_served_after_another_one_died(tmp_path: Path) -> None:
     """Batch 0 is slower than the death in batch 1, and only then asks main for a block."""
     dataset = SlowFirst(tmp_path, "SIGKILL", at=2, length=8, sample_bytes=100_000)
-    loader = forebay.DataLoader(dataset, batch_size=2, num_workers=2, timeout=3)
+    loader = raising(dataset, batch_size=2, num_workers=2, timeout=3)
     with loader:
         firsts, _ = take_until_death(iter(loader))
         assert firsts == [0]
@@ -126,7 +131,7 @@ def test_a_worker_that_asks_for_room_is_served_after_another_one_died(tmp_path: 
 def test_what_was_made_before_the_workers_were_killed_is_delivered(tmp_path: Path) -> None:
     """Main learns of an end by the zygote, maybe before it read all that the worker said."""
     dataset = Numbered(24)
-    loader = forebay.DataLoader(dataset, batch_size=1, num_workers=4)
+    loader = raising(dataset, batch_size=1, num_workers=4)
     iterator: Any = iter(loader)
     engine = iterator._engine
     with engine._lock:  # nobody listens while four batches are made
@@ -141,7 +146,7 @@ def test_what_was_made_before_the_workers_were_killed_is_delivered(tmp_path: Pat
 
 def test_the_last_words_of_the_dead_are_heard_when_their_end_is_known() -> None:
     """The end of worker 1 comes first; from it main learns of the ends of the others too."""
-    loader = forebay.DataLoader(Numbered(24), batch_size=1, num_workers=4)
+    loader = raising(Numbered(24), batch_size=1, num_workers=4)
     iterator: Any = iter(loader)
     engine, crew = iterator._engine, iterator._engine.crew
     with engine._lock:
@@ -165,9 +170,7 @@ def has_said(workers: list[Any]) -> int:
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_the_death_of_the_zygote_ends_the_workers_and_raises(tmp_path: Path, method: str) -> None:
     dataset = Gated(tmp_path, at=8)
-    loader = forebay.DataLoader(
-        dataset, batch_size=2, num_workers=2, multiprocessing_context=method
-    )
+    loader = raising(dataset, batch_size=2, num_workers=2, multiprocessing_context=method)
     iterator: Any = iter(loader)
     firsts = [int(next(iterator).flatten()[0])]
     wait_until(lambda: dataset.count_waiting() >= 2, "both workers wait")
@@ -185,7 +188,7 @@ def test_the_death_of_the_zygote_ends_the_workers_and_raises(tmp_path: Path, met
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.3])
 def test_a_death_between_epochs_costs_nothing(wait_s: float) -> None:
-    loader = forebay.DataLoader(
+    loader = raising(
         Numbered(24), batch_size=2, num_workers=1, prefetch_factor=1, persistent_workers=True
     )
     iterator: Any = iter(loader)
@@ -198,7 +201,7 @@ def test_a_death_between_epochs_costs_nothing(wait_s: float) -> None:
 
 
 def test_persistent_workers_are_made_anew_after_a_death(tmp_path: Path) -> None:
-    loader = forebay.DataLoader(
+    loader = raising(
         Deadly(tmp_path, "SIGKILL", at=5), batch_size=2, num_workers=2, persistent_workers=True
     )
     with loader:
@@ -209,9 +212,7 @@ def test_persistent_workers_are_made_anew_after_a_death(tmp_path: Path) -> None:
 
 def test_an_iterator_that_met_a_death_ends_with_its_last_reference(tmp_path: Path) -> None:
     """The error must not keep alive what raised it: workers would live until a collection."""
-    with forebay.DataLoader(
-        Deadly(tmp_path, "exit 3", at=0), batch_size=2, num_workers=3
-    ) as loader:
+    with raising(Deadly(tmp_path, "exit 3", at=0), batch_size=2, num_workers=3) as loader:
         iterator: Any = iter(loader)
         workers = iterator._workers
         take_until_death(iterator)
@@ -224,9 +225,7 @@ def test_an_iterator_that_met_a_death_ends_with_its_last_reference(tmp_path: Pat
 
 
 def test_unordered_delivery_gives_what_the_living_have_made(tmp_path: Path) -> None:
-    loader = forebay.DataLoader(
-        Deadly(tmp_path, "SIGKILL", at=3), batch_size=2, num_workers=2, in_order=False
-    )
+    loader = raising(Deadly(tmp_path, "SIGKILL", at=3), batch_size=2, num_workers=2, in_order=False)
     firsts, _ = take_until_death(iter(loader))
     assert set(firsts) <= set(range(0, 24, 2)) - {2}
     assert len(firsts) == len(set(firsts))

@@ -249,7 +249,7 @@ def test_workers_can_be_asked_and_joined_from_any_thread(tmp_path: Path) -> None
     """As frameworks do, while the clock reads the same words of the zygote."""
     loader = make_loader(tmp_path, persistent_workers=True)
     exhausted(loader)
-    workers = loader._iterator._workers
+    workers = list(loader._iterator._workers)  # others take their places
     assert all(worker.is_alive() and worker.pid for worker in workers)
     joined = [threading.Thread(target=worker.join) for worker in workers for _ in range(4)]
     for thread in joined:

@@ -252,6 +252,8 @@ class Rig:
             Settings(**(usual | settings)),
             make_progress(num_streams, in_order=settings.get("in_order", True)),
         )
+        if budget_bytes >= GIB:  # as if a batch had been made before: they begin at once
+            self.scheduler.ahead.slow_start.end()
         self.held: deque[Got] = deque()
         self._is_waiting = False
         self.scheduler.start_epoch(iter(batches), is_first=True)

@@ -60,7 +60,8 @@ class Situation:
 
 def explain(now: Situation) -> list[str]:
     """One sentence a line."""
-    return [*_say_bytes(now), *_say_flow(now), *_say_decisions(now), *_say_oddities(now)]
+    parts = (_say_bytes, _say_flow, _say_decisions, _say_deaths, _say_oddities)
+    return [line for say in parts for line in say(now)]
 
 
 _KEPT_LEAST_BYTES = 2 * MIB
@@ -148,6 +149,21 @@ def _say_decisions(now: Situation) -> Iterator[str]:
             f"streams went on in another process {now.moves} time(s), to keep the budget: order "
             "and the global generators went along, what the dataset object had kept did not"
         )
+
+
+_LAST_DEATHS = 5
+
+
+def _say_deaths(now: Situation) -> Iterator[str]:
+    stats = now.stats
+    if not stats.worker_restarts:
+        return
+    yield (
+        f"{stats.worker_restarts} worker(s) died and were replaced; the batches that they had in "
+        "hand were made again, the same ones. What the dataset object had kept in them is lost"
+    )
+    for reason in stats.restart_reasons[-_LAST_DEATHS:]:
+        yield f"  {reason}"
 
 
 def _say_oddities(now: Situation) -> Iterator[str]:

@@ -141,7 +141,7 @@ class Progress:
         self.is_iterable = _is_iterable(loader)
         self._records = loader.seeding == "torch" and not self.is_iterable
         self.has_stateful_dataset = has_state(loader.dataset)
-        self._num_streams = loader.num_workers
+        self.num_streams = loader.num_workers
         self.persists = loader.persistent_workers
         self.base_seed = 0
         self._checkpoint = checkpoint
@@ -168,7 +168,7 @@ class Progress:
         self._owed: dict[int, int] = {}  # serial -> number in the order, if that is lower
 
     def _make_marks(self) -> list[_Mark]:
-        return [_Mark() for _ in range(self._num_streams)]
+        return [_Mark() for _ in range(self.num_streams)]
 
     @property
     def epoch(self) -> int:
@@ -210,7 +210,7 @@ class Progress:
 
     def _catch_up(self, order: Order, checkpoint: Checkpoint) -> Iterator[Ticket]:
         self.delivered, self._last_stream = checkpoint.delivered, checkpoint.last_stream
-        places = checkpoint.streams if self._num_streams == checkpoint.num_workers else ()
+        places = checkpoint.streams if self.num_streams == checkpoint.num_workers else ()
         for mark, place in zip(self._marks, places, strict=False):
             mark.snapshot, mark.since = place.snapshot, place.since
             mark.delivered, mark.has_ended = place.delivered, place.has_ended
@@ -221,8 +221,8 @@ class Progress:
         again = set(checkpoint.missing)
         count = checkpoint.delivered + len(again)
         for number, ticket in order.skip(count, checkpoint.drawn, again):
-            stream = number % self._num_streams
-            behind = (count - 1 - number) // self._num_streams
+            stream = number % self.num_streams
+            behind = (count - 1 - number) // self.num_streams
             if ticket.stream >= 0 and places and behind < places[stream].since:
                 yield ticket
 
@@ -312,7 +312,7 @@ class Progress:
     @property
     def lacks_end(self) -> bool:
         """Whether the streams go on into another epoch and are yet to say where they stand."""
-        return self.is_over and self.persists and len(self._ends) < self._num_streams
+        return self.is_over and self.persists and len(self._ends) < self.num_streams
 
     def compose(self, loader: Any) -> Checkpoint | None:
         """Where the loader stands; None when the next epoch owes nothing to this iterator."""
@@ -341,7 +341,7 @@ class Progress:
         return tuple(sorted({*self._owed.values(), *(s - self._first_serial for s in later)}))
 
     def _compose_end(self, loader: Any) -> Checkpoint:
-        has_streams = self.persists and len(self._ends) == self._num_streams
+        has_streams = self.persists and len(self._ends) == self.num_streams
         now = MainState.take(loader)
         return _compose(
             loader,
@@ -357,7 +357,7 @@ class Progress:
                 StreamPlace(_open(self._ends[number]), 0, 0, has_ended=False)
                 if has_streams
                 else StreamPlace(None, 0, 0, has_ended=False)
-                for number in range(self._num_streams)
+                for number in range(self.num_streams)
             ),
         )
 

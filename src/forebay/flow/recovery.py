@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from forebay.flow.flight import Flight
     from forebay.flow.roster import Roster
     from forebay.flow.watcher import Watcher
-    from forebay.workers.crew import Crew, WorkerProcess
+    from forebay.workers.crew import WorkerProcess
     from forebay.workers.snapshot import Start
 
 _log = logging.getLogger("forebay")
@@ -65,12 +65,10 @@ class Recovery:
     """One crew's deaths.
 
     Args:
-        crew: Whose workers.
         roster: Who carries which streams.
         trails: How far the streams came.
-        may_replay: Whether the dead are replaced; else the first one ends the epoch.
-        skips: Whether streams without a state are run again from their start: said once.
-        read_events: The memory group's counters, for telling who the kernel killed.
+        read_events: The memory group's counters, for telling whom the kernel killed; None where
+            the dead are not replaced, and the first one ends the epoch.
 
     Attributes:
         lost: Set when the streams of a dead worker cannot go on: no further batch is made.
@@ -80,21 +78,17 @@ class Recovery:
 
     def __init__(
         self,
-        crew: Crew,
         roster: Roster,
         trails: Trails,
-        *,
-        may_replay: bool,
-        skips: bool,
-        read_events: Callable[[], MemoryEvents],
+        read_events: Callable[[], MemoryEvents] | None,
     ) -> None:
-        self._crew = crew
+        self._crew = roster.crew
         self._roster = roster
         self.trails = trails
-        self._may_replay = may_replay
-        self._skips = skips
+        self._may_replay = read_events is not None
         self._read_events = read_events
-        self._events = read_events() if may_replay else None
+        self._events = read_events() if read_events is not None else None
+        self._has_warned = False
         self._deaths: Counter[tuple[str, int]] = Counter()
         self.lost: BaseException | None = None
         self.restarts = 0
@@ -145,7 +139,7 @@ class Recovery:
             ways = [(stream, *self.trails.find_way(stream, lost)) for stream in worker.streams]
             fresh = self._start_instead(worker, watcher, [(s, start) for s, start, _ in ways])
         except (StateUnavailable, OSError) as error:
-            died.__cause__ = error
+            died.__cause__ = error.with_traceback(None)
             self.lost = died
             return None
         return Replacement(fresh, tuple((stream, steps) for stream, _, steps in ways), poison)
@@ -180,7 +174,9 @@ class Recovery:
 
     def _lower_if_memory(self, worker: WorkerProcess) -> None:
         """After a kill for lack of memory one fetch less runs at once, before it is tried again."""
-        if worker.exitcode not in (None, -signal.SIGKILL) or self._events is None:
+        if worker.exitcode not in (None, -signal.SIGKILL):
+            return
+        if self._read_events is None or self._events is None:
             return
         before, self._events = self._events, self._read_events()
         if events_since(before, self._events).oom_kills:
@@ -192,8 +188,8 @@ class Recovery:
         where = f"at batch {at.origin}" if at is not None else "between two batches"
         self.reasons.append(f"{end}, {where}")
         _log.warning("%s, %s: replaced, and its batches are made again", end, where)
-        if self._skips:
-            self._skips = False
+        if self.trails.begins_anew and not self._has_warned:
+            self._has_warned = True
             warnings.warn(ReplayWarning.about_skipping(), stacklevel=2)
 
     def _start_instead(

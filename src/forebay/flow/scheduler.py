@@ -65,10 +65,6 @@ _MOVE_WAIT_S = 1.0
 """Longest single wait for streams on the move; their worker's end would be noticed too."""
 
 
-def _read_nothing() -> MemoryEvents:
-    return MemoryEvents(0, 0, 0, "nowhere")
-
-
 @final
 class Scheduler:
     """One iterator's tickets on their way.
@@ -103,19 +99,8 @@ class Scheduler:
         self.roster = Roster(crew, settings.tokens, settings.keep_bytes)
         self.ahead = Ahead(settings, admission, self.roster)
         self.window = self.ahead.window
-        self.recovery = Recovery(
-            crew,
-            self.roster,
-            Trails(
-                settings.num_streams,
-                starts,
-                is_iterable=progress.is_iterable,
-                epoch=progress.first_epoch,
-            ),
-            may_replay=settings.may_replay,
-            skips=progress.is_iterable and not progress.has_stateful_dataset,
-            read_events=read_events or _read_nothing,
-        )
+        trails = Trails(progress, starts)
+        self.recovery = Recovery(self.roster, trails, read_events if settings.may_replay else None)
         self._again = itertools.count(-1, -1)  # serials of batches that are made once more
         self.is_paused = False  # memory allows the batch that is delivered next, and no other
         self.delivered = 0  # in this epoch, failed ones too
@@ -553,7 +538,7 @@ class Scheduler:
             return End()
         lost = self.recovery.lost
         if lost is not None and not self._may_still_come(flights):
-            raise copy.copy(lost)  # its traceback would keep the iterator alive
+            raise copy.copy(lost) from lost.__cause__  # its traceback would keep us alive
         return None
 
     def _may_still_come(self, flights: list[Flight]) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from forebay.flow.order import Ticket
+    from forebay.flow.progress import Progress
     from forebay.workers.messages import Done, Stands
 
 Step: TypeAlias = "Ticket | Resume"
@@ -91,18 +92,20 @@ class Trails:
     """The trails of all streams of one iterator.
 
     Args:
-        num_streams: How many.
+        progress: Of the same iterator; tells what kind of dataset they run through.
         starts: Where they begin, if not as they are seeded.
-        is_iterable: Whether they run through an iterable dataset.
-        epoch: Of the first epoch, as `seeding="batch"` counts.
     """
 
-    def __init__(
-        self, num_streams: int, starts: tuple[Start, ...], *, is_iterable: bool, epoch: int
-    ) -> None:
-        self._is_iterable = is_iterable
-        self._first_epoch = epoch
-        self._trails = [_Trail(starts[number] if starts else None) for number in range(num_streams)]
+    def __init__(self, progress: Progress, starts: tuple[Start, ...]) -> None:
+        self._progress = progress
+        self._is_iterable = progress.is_iterable
+        numbers = range(progress.num_streams)
+        self._trails = [_Trail(starts[number] if starts else None) for number in numbers]
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether a stream that is brought back is run from its start."""
+        return self._is_iterable and not self._progress.has_stateful_dataset
 
     def note_sent(self, ticket: Ticket, stream: int) -> None:
         """A stream got a ticket."""
@@ -140,7 +143,7 @@ class Trails:
             return  # the first epoch, or asked between two: nothing that is not known
         while trail.steps.popleft() != resume:
             pass
-        trail.made, trail.epoch = 0, self._first_epoch + stands.epoch
+        trail.made, trail.epoch = 0, self._progress.first_epoch + stands.epoch
         trail.stand(stands.snapshot, has_ended=False)
 
     def find_way(self, stream: int, lost: Iterable[int]) -> tuple[Start, list[Step]]:

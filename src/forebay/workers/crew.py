@@ -186,6 +186,7 @@ class Crew:
         self._by_number: dict[int, WorkerProcess] = {}
         self._numbers = itertools.count()
         self._refresh: Refresh | None = None
+        self._has_hatched = False  # any template of this crew
         self._start = functools.partial(self._start_zygote, context, job, arena)
         self._zygote, self._control = self._start()
         try:
@@ -340,7 +341,7 @@ class Crew:
     @property
     def is_stillborn(self) -> bool:
         """Whether the template ended before it could fork a worker: another would end likewise."""
-        return self.has_lost_template and self.hatched is None and self.start_method != "fork"
+        return self.has_lost_template and not self._has_hatched and self.start_method != "fork"
 
     def revive(self) -> None:
         """Start another template in the place of one that ended.
@@ -468,7 +469,7 @@ class Crew:
 
     def _note(self, message: Any) -> None:
         if isinstance(message, Hatched):
-            self.hatched = message
+            self.hatched, self._has_hatched = message, True
         elif isinstance(message, Started):
             self._by_number[message.worker].started(message.pid, self._control.take_fd())
         elif isinstance(message, Exited):
