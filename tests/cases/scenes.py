@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import numpy as np
 import psutil
@@ -190,6 +190,39 @@ def shuffled(out: TextIO, memory_mib: int, budget_mib: int) -> None:
             tell(out, taken=taken, is_refused=False)
 
 
+class Bursting(Numbers):
+    """The same; making one of them takes 600 MiB more, the first time."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(1)
+        self.place = Path(place)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 30 and not self.place.exists():
+            self.place.touch()
+            assert np.ones(600 * MIB, np.uint8).all()
+        return super().__getitem__(index)
+
+
+def victims(out: TextIO, place: str, main_mib: int) -> None:
+    """A worker outgrows the limit beside a training process that is larger until then."""
+    held = np.ones(main_mib * MIB, np.uint8)
+    with forebay.DataLoader(
+        Bursting(place), num_workers=2, memory_budget="150MiB", sampler=range(80)
+    ) as loader:
+        reader = Reader(loader)
+        for _ in range(80):
+            reader.take()
+        stats = loader.stats()
+        tell(
+            out,
+            restarts=stats.worker_restarts,
+            reasons=stats.restart_reasons,
+            tokens=cast("Any", reader.iterator)._engine.scheduler.roster.tokens,
+        )
+    assert held[0] == 1
+
+
 def share(out: TextIO, budget: str) -> None:
     """Report 49: a loader whose budget is a share of a limit, or follows it."""
     with forebay.DataLoader(
@@ -205,7 +238,8 @@ def share(out: TextIO, budget: str) -> None:
 
 
 SCENES: dict[str, Callable[..., None]] = {
-    scene.__name__: scene for scene in (large, inherited, buckets, padded, ranks, shuffled, share)
+    scene.__name__: scene
+    for scene in (large, inherited, buckets, padded, ranks, shuffled, victims, share)
 }
 
 SETTLE_S = 0.05

@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from multiprocessing import process as mp_process
 from multiprocessing import reduction, resource_tracker
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -51,6 +52,13 @@ from forebay.workers.job import Job
 from forebay.workers.messages import Exited, Hatched, Kill, Quit, Spoiled, Start, Started, Unable
 from forebay.workers.space import Mapping
 from forebay.workers.worker import run_worker
+
+_WORKER_SCORE = 1000
+"""Of `oom_score_adj`, the highest: as if it had the whole limit beside what it has. A worker is
+replaced in milliseconds, and a training process is not."""
+
+_ZYGOTE_SCORE = 900
+"""After all workers, which it would take along, and before the training process."""
 
 _PR_SET_PDEATHSIG = 1
 _END_S = 5.0
@@ -131,6 +139,7 @@ def run_zygote(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `interrupts_blocked`
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _volunteer(_ZYGOTE_SCORE)
     # A daemonic process may not have children by multiprocessing's rule; workers are ours.
     _allow_children()
     mapping = arena.open()
@@ -421,9 +430,21 @@ def _run_child(
     if os.getppid() != zygote_pid:
         return  # the zygote ended before the line above took hold
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _volunteer(_WORKER_SCORE)
     if isinstance(job, Sealed):
         job = job.open()
     run_worker(sock, job, streams, mapping)
+
+
+def _volunteer(score: int) -> None:
+    """If the kernel must kill for memory, have it kill this process and not the training's.
+
+    Anybody may raise its own score; without /proc nothing changes.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        path = Path("/proc/self/oom_score_adj")
+        if int(path.read_text(encoding="ascii")) < score:
+            path.write_text(str(score), encoding="ascii")
 
 
 def _die_with_parent() -> None:
