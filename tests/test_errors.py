@@ -17,6 +17,7 @@ from forebay.errors import (
     BudgetTooSmall,
     BudgetWarning,
     DuplicateSamplesWarning,
+    Finding,
     ForebayError,
     ForeignProcess,
     HoardingWarning,
@@ -28,6 +29,7 @@ from forebay.errors import (
     IteratorClosed,
     NestedLoader,
     PoisonSample,
+    Stalled,
     StateMismatch,
     StateUnavailable,
     WorkerDied,
@@ -89,6 +91,13 @@ PARTS: dict[str, tuple[ForebayError, str, str, str, str]] = {
         r"worker \(pid 4321\) is killed by signal: Seg.* indices \[7, 8\].* 90 MiB",
         "3 workers in a row died", "it is given up", r"go on with next\(\).*To find the cause",
     ),
+    "Stalled": (
+        Stalled.about(
+            Finding(61.2, 7, [3], 42, "sleeping", 9 * MIB, "File x.py", ("t",), lacks_memory=False)
+        ),
+        r"no batch for 61 s.* Batch 7, of indices \[3\], is with worker 42, .*9 MiB",
+        r"\(stall_report_s\)", "The loop goes on waiting", "Give the loader a timeout.*File x.py",
+    ),
     "NestedLoader": (
         NestedLoader.about("Process-3", 4),
         "num_workers=4, but Process-3 is a daemonic", "may not start others",
@@ -132,7 +141,7 @@ def test_every_error_is_read_here() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_error_is_also_one_of_pythons_kinds(kind: type[ForebayError]) -> None:
     # torchdata's users catch an AssertionError where a state does not fit.
-    assert issubclass(kind, (ValueError, TypeError, RuntimeError, AssertionError))
+    assert issubclass(kind, (ValueError, TypeError, RuntimeError, AssertionError, UserWarning))
 
 
 def test_warnings_are_the_users_affair() -> None:

@@ -26,6 +26,7 @@ OWN: dict[str, Any] = {
     "on_worker_death": "raise",
     "worker_exit_fn": print,
     "refresh_dataset": True,
+    "stall_report_s": 5.0,
     "snapshot_every_n_steps": 3,
 }
 
@@ -81,6 +82,7 @@ def test_each_own_keyword_is_an_attribute_that_holds_the_raw_argument() -> None:
     unset = DataLoader(dataset())
     assert vars(unset)["memory_budget"] is None
     assert vars(unset)["seeding"] == "torch"
+    assert vars(unset)["stall_report_s"] == 60.0
     assert vars(unset)["on_worker_death"] == "replay"
     assert vars(unset)["worker_backend"] == "process"
     assert vars(unset)["worker_exit_fn"] is None

@@ -9,6 +9,7 @@ loader did, what you can do. The facts are attributes too.
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import Self
@@ -267,6 +268,103 @@ class PoisonSample(WorkerDied):
             deaths=deaths,
             held_bytes=held_bytes,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What holds the next batch up.
+
+    Attributes:
+        waited_s: For how long the loop has waited.
+        number: The batch, within the epoch; None if it is none in particular.
+        indices: Its.
+        pid: The worker that has it; None if none has.
+        state: Of that worker, in the system's word; "thread" if it is one of this process.
+        held_bytes: Memory of its own.
+        stack: Its Python stacks; empty if it did not tell.
+        other_threads: Threads that this process had when it forked, by name.
+        lacks_memory: Whether memory holds the batch back.
+    """
+
+    waited_s: float
+    number: int | None
+    indices: Any
+    pid: int | None
+    state: str
+    held_bytes: int
+    stack: str
+    other_threads: tuple[str, ...]
+    lacks_memory: bool
+
+
+class Stalled(ForebayError, UserWarning):  # noqa: N818
+    """The loop has waited long for a batch: a report, and no error unless a filter makes it one.
+
+    Attributes:
+        waited_s: For how long.
+        number: The batch within the epoch, or None.
+        indices: What it is to be made of.
+        pid: The worker that has it, or None.
+        stack: That worker's Python stacks; empty if it did not tell.
+    """
+
+    waited_s: float
+    number: int | None
+    indices: object
+    pid: int | None
+    stack: str
+
+    @classmethod
+    def about(cls, found: Finding) -> Self:
+        """The report of what was found."""
+        return cls(
+            f"no batch for {found.waited_s:.0f} s (stall_report_s). {_say_awaited(found)} "
+            "The loop goes on waiting. Give the loader a timeout to have an error instead, or "
+            f"stall_report_s=None for no report.{_say_stack(found)}",
+            waited_s=found.waited_s,
+            number=found.number,
+            indices=found.indices,
+            pid=found.pid,
+            stack=found.stack,
+        )
+
+
+_STATES = {
+    "sleeping": "which waits for something and computes nothing",
+    "disk-sleep": "which waits for a disk or a network file system",
+    "running": "which is computing",
+    "stopped": "which somebody has stopped (SIGSTOP); SIGCONT would have it go on",
+    "tracing-stop": "which a debugger has stopped",
+    "thread": "a thread of this process",
+    "not started": "which has not started yet",
+    "gone": "which has just ended",
+}
+
+
+def _say_awaited(found: Finding) -> str:
+    if found.number is None:
+        lacks = "memory holds it back: what your code keeps of earlier batches, or other loaders"
+        return f"The next one is with no worker; {lacks if found.lacks_memory else 'none is free'}."
+    held = f", holds {format_bytes(found.held_bytes)} of its own" if found.held_bytes else ""
+    who = f"worker {found.pid}" if found.pid else "a worker"
+    state = _STATES.get(found.state, f"in state {found.state!r}")
+    text = (
+        f"Batch {found.number}, of indices {_shorten(found.indices)}, is with {who}, {state}{held}."
+    )
+    if found.lacks_memory:
+        text += " It lacks memory: what your code keeps of earlier batches, or other loaders."
+    if found.other_threads and found.state == "sleeping":
+        names = ", ".join(found.other_threads)
+        text += (
+            f" It was forked while other threads ran in this process ({names}): a lock that one of "
+            "them held then stays locked in the worker for ever. multiprocessing_context="
+            "'forkserver' has no such locks."
+        )
+    return text
+
+
+def _say_stack(found: Finding) -> str:
+    return f" Its Python stack, innermost first:\n{found.stack}" if found.stack else ""
 
 
 def say_end(pid: int, exit_code: int | None) -> str:

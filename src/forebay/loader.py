@@ -36,6 +36,7 @@ from forebay.options import (
     parse_budget,
     parse_on_death,
     parse_seeding,
+    parse_stall_report,
     resolve_budget,
 )
 from forebay.workers.job import Job
@@ -97,6 +98,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             dataset anew, as it is in this process then (`set_epoch`, changed attributes), and
             run `worker_init_fn` on it. It is pickled for each of them; their random state runs
             on.
+        stall_report_s: When the loop has waited so many seconds for a batch, one `Stalled` warning
+            says which batch that is, which worker has it, its memory, and where in its Python
+            code it is. None for never. Nothing is ended: that is `timeout`'s.
         snapshot_every_n_steps: A dataset or sampler that has a `state_dict` of its own is asked
             for it after every so many batches. A resumed loader makes those after the last
             one again, so it is exact with any number; above 1 it costs less while running.
@@ -105,7 +109,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Raises:
         InvalidBudget: `memory_budget` is text or a number that names no budget.
         InvalidBudgetType: `memory_budget` is of another type.
-        InvalidOption: `worker_backend`, `seeding` or `on_worker_death` is none of those above.
+        InvalidOption: `worker_backend`, `seeding`, `on_worker_death` or `stall_report_s` is none of
+            those above.
         ValueError: What torch refuses.
     """
 
@@ -135,6 +140,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         on_worker_death: str = "replay",
         worker_exit_fn: Callable[[int], None] | None = None,
         refresh_dataset: bool = False,
+        stall_report_s: float | None = 60.0,
         snapshot_every_n_steps: int = 1,
         **kwargs: Any,
     ) -> None:
@@ -143,12 +149,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         parse_backend(worker_backend)
         parse_seeding(seeding)
         parse_on_death(on_worker_death)
+        parse_stall_report(stall_report_s)
         self.memory_budget = memory_budget
         self.worker_backend = worker_backend
         self.seeding = seeding
         self.on_worker_death = on_worker_death
         self.worker_exit_fn = worker_exit_fn
         self.refresh_dataset = refresh_dataset
+        self.stall_report_s = stall_report_s
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._loaded: dict[str, Any] | None = None
         self._has_prefetch_bound = prefetch_factor is not None
@@ -232,6 +240,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             may_move=not is_iterable,
             is_bound=self.in_order and (is_iterable or self.seeding == "torch"),
             backend=parse_backend(self.worker_backend),
+            stall_report_s=parse_stall_report(self.stall_report_s),
             may_replay=parse_on_death(self.on_worker_death) == "replay",
             max_workers=self._max_workers,
             max_tokens=self._max_tokens,

@@ -174,6 +174,20 @@ def parse_on_death(raw: object) -> OnDeath:
     raise InvalidOption.about("on_worker_death", raw, ON_DEATHS)
 
 
+def parse_stall_report(raw: object) -> float | None:
+    """`raw` as seconds above 0; None for no report.
+
+    Raises:
+        InvalidOption: It is neither.
+    """
+    if raw is None:
+        return None
+    is_number = isinstance(raw, numbers.Real) and not isinstance(raw, bool)
+    if is_number and float(raw) > 0:  # type: ignore[arg-type]
+        return float(raw)  # type: ignore[arg-type]
+    raise InvalidOption.about("stall_report_s", raw, ("seconds above 0", None))
+
+
 def parse_backend(raw: object) -> Backend:
     """`raw` if it is one of `BACKENDS`.
 

@@ -42,6 +42,7 @@ from forebay.flow.plan import (
     take_seat,
 )
 from forebay.flow.scheduler import Scheduler
+from forebay.flow.stall import StallWatch
 from forebay.memory.ledger import Ledger
 from forebay.memory.planner import (
     PARKED_BYTES,
@@ -180,6 +181,7 @@ class Engine:
         self.controller = Controller(
             self.scheduler, plan.budget, self._probe, self._owner_pid, _find_zygotes
         )
+        self._stalls = StallWatch(self.scheduler, self._probe, plan.stall_report_s)
         self._stats = _Tally()
         for worker in self.crew.workers:
             self.crew.tell(worker, Keep(self.scheduler.settings.keep_bytes))
@@ -251,6 +253,7 @@ class Engine:
         began = time.monotonic()
         scheduler.dispatch()
         last = patient_since = began
+        self._stalls.begin()
         while True:
             had_idle = scheduler.has_idle_worker
             scheduler.listen(self._choose_wait(patient_since, timeout_s))
@@ -266,6 +269,9 @@ class Engine:
                     message = f"DataLoader timed out after {timeout_s} seconds"
                     raise RuntimeError(message)
                 patient_since = now
+            stalled = self._stalls.look(now - began)
+            if stalled is not None:
+                warnings.warn(stalled, stacklevel=5)  # this, take, _next_data, __next__, the loop
             scheduler.dispatch()
             self._look_after(now)
 

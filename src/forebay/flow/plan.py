@@ -63,6 +63,7 @@ class Plan:
         is_bound: Whether batch i is made by stream i mod W.
         backend: Processes or threads.
         may_replay: Whether workers that died are replaced.
+        stall_report_s: After how long a waiting loop is told what it waits for; None for never.
         max_workers, max_tokens: Upper bounds set by tests; None for none.
     """
 
@@ -78,6 +79,7 @@ class Plan:
     is_bound: bool
     backend: Backend
     may_replay: bool
+    stall_report_s: float | None
     max_workers: int | None
     max_tokens: int | None
 

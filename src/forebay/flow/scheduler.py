@@ -530,6 +530,13 @@ class Scheduler:
             return self._arrived[0] if self._arrived else None
         return self._head if self._head in self._landed else None
 
+    def find_awaited(self) -> Flight | None:
+        """The flight that the consumer waits for; None if that batch is with no worker."""
+        if self.settings.in_order:
+            return self._flights.get(self._head)
+        serials = [serial for serial in self.roster.firsts() if serial >= self.order.first_serial]
+        return self._flights[min(serials)] if serials else None
+
     def _conclude(self) -> End | None:
         """Nothing is there to deliver: over, lost, or to be waited for."""
         first = self.order.first_serial

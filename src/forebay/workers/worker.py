@@ -49,6 +49,7 @@ from forebay.workers.messages import (
 )
 from forebay.workers.rows import Rows, plan_rows
 from forebay.workers.space import POUR_LEAST_BYTES, Mapping, Space, estimate_size
+from forebay.workers.stacks import offer_stack
 from forebay.workers.streams import Stream, Streams
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def run_worker(sock: socket.socket, job: Job, streams: tuple[int, ...], mapping:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch_compat.set_worker_signals()
     torch_compat.set_worker_thread_name()
+    offer_stack()
     torch.set_num_threads(1)
     torch_compat.stack_privately_here()
     channel = Channel(sock, is_blocking=True)
