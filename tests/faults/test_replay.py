@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -437,3 +438,19 @@ def test_nobody_waits_for_the_dead(tmp_path: Path) -> None:
         assert sum(1 for _ in iterator) == 399
         assert time.monotonic() - began < 20
         wait_until(lambda: loader.stats().worker_restarts == 1, "it was replaced")
+
+
+def test_a_loader_that_met_poison_ends_with_its_last_reference() -> None:
+    """The error must not keep alive what raised it: workers would live until a collection."""
+    with forebay.DataLoader(Poison(12), 2, num_workers=2) as loader:
+        iterator: Any = iter(loader)
+        workers = list(iterator._workers)
+        with pytest.raises(forebay.PoisonSample):
+            list(iterator)
+        workers += iterator._workers
+        gc.disable()
+        try:
+            del iterator
+            assert not any(worker.is_alive() for worker in workers)
+        finally:
+            gc.enable()

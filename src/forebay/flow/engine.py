@@ -11,6 +11,7 @@ Finalisers take none: they append to a queue.
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import threading
 import time
@@ -291,7 +292,7 @@ class Engine:
         if isinstance(landed, Failed):
             landed.error.reraise()
         if isinstance(landed, Refused):
-            raise landed.error
+            raise copy.copy(landed.error)  # else its traceback and our frame hold each other
         assert isinstance(landed, Ready)
         return self._lend(landed)
 

@@ -10,7 +10,6 @@ in it. What the zygote says (pids, exits) is read whenever somebody looks.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import itertools
 import multiprocessing
@@ -187,8 +186,8 @@ class Crew:
         self._numbers = itertools.count()
         self._refresh: Refresh | None = None
         self._has_hatched = False  # any template of this crew
-        self._start = functools.partial(self._start_zygote, context, job, arena)
-        self._zygote, self._control = self._start()
+        self._context, self._job, self._arena = context, job, arena
+        self._zygote, self._control = self._start_zygote()
         try:
             for streams in streams_of:
                 self.workers.append(self._start_worker(streams))
@@ -353,7 +352,7 @@ class Crew:
             self._zygote.join(RETIRE_S)
             self._zygote.close()
             self.hatched = None
-            self._zygote, self._control = self._start()
+            self._zygote, self._control = self._start_zygote()
             self.changes += 1
 
     def wait_for(self, is_true: Any, timeout: float | None) -> None:
@@ -429,7 +428,8 @@ class Crew:
 
     # -- starting ---------------------------------------------------------------------------
 
-    def _start_zygote(self, context: Any, job: Job, arena: Arena) -> tuple[Any, Channel]:
+    def _start_zygote(self) -> tuple[Any, Channel]:
+        job, arena = self._job, self._arena
         if self.start_method == "fork":
             _collect_ahead()
         ours, theirs = make_channel_sockets()
@@ -437,7 +437,7 @@ class Crew:
         channel.expect_fds()
         given = job if self.start_method == "fork" else Unsealed(job)
         handle = ArenaHandle(arena.fd, arena.reserve_bytes, arena.mapping)
-        process = context.Process(
+        process = self._context.Process(
             target=run_zygote, args=(theirs, os.getpid(), given, handle), name="forebay-zygote"
         )
         process.daemon = True  # so that multiprocessing ends it when the interpreter exits
