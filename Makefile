@@ -3,6 +3,7 @@
 #   make demo    see it work             make test    run the tests (ARGS="-n 0 tests/flow" to choose)
 #   make check   style, types, floors    make format  bring the files into the house style
 #   make bench   measure (BENCH="...")   make clean   remove what these commands made
+#   make chaos   kill 200 workers in some minutes, and see that no batch is lost
 #
 # PYTHON chooses the interpreter: make test PYTHON=python3.12
 
@@ -11,13 +12,14 @@ VENV ?= .venv
 ARGS ?=
 BENCH ?=
 DEMO ?=
+CHAOS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 PATHS := $(wildcard src tests benchmarks examples)
 
-.PHONY: help install demo test check lint types floors news house bench format clean
+.PHONY: help install demo test chaos check lint types floors news house bench format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -41,6 +43,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos.run $(CHAOS)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(BENCH)

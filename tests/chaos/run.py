@@ -189,6 +189,7 @@ def run_hurt(
     }
     with make(forebay.DataLoader, job, seed, **ours) as loader:
         loader._max_workers = job.most_processes
+        before = 0
         for planned in kills:
             digests: list[str] = []
             iterator = iter(loader)
@@ -197,7 +198,9 @@ def run_hurt(
                 for kill in planned:
                     if kill.batch == number:
                         killer.strike(iterator, kill)
-            tally.restarts += loader.stats().worker_restarts if iterator is not None else 0
+            restarts = loader.stats().worker_restarts
+            tally.restarts += restarts - before
+            before = restarts if job.options.get("persistent_workers") else 0
             yield digests
         killer.finish()
 
