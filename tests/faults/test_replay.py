@@ -120,6 +120,12 @@ def kill_template(iterator: Any, number: int) -> None:
         os.kill(iterator._engine.crew.zygote_pid, signal.SIGKILL)
 
 
+def interrupt_all(iterator: Any, number: int) -> None:
+    """As Ctrl-C does that main catches: it reaches all that the terminal has."""
+    for pid in [iterator._engine.crew.zygote_pid, *(each.pid for each in iterator._workers)]:
+        os.kill(pid, signal.SIGINT)
+
+
 def run(dataset: Any, hurt: Hurt, *, epochs: int = 2, **given: Any) -> tuple[list[Any], Any]:
     """All batches of some epochs, and what the loader says of itself then."""
     options: dict[str, Any] = {"num_workers": 3, "timeout": 60, "memory_budget": "1GiB"} | given
@@ -185,6 +191,14 @@ def test_it_holds_for_every_kind_of_loader(options: dict[str, Any], hurt: Hurt) 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_streams_go_on_at_their_place(kind: type, persistent: bool, hurt: Hurt) -> None:
     check_replayed(kind(), hurt, persistent_workers=persistent)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_interrupt_that_main_survives_disturbs_nobody(method: str) -> None:
+    whole, _ = run(Noisy(), leave_alone, multiprocessing_context=method)
+    ours, stats = run(Noisy(), interrupt_all, multiprocessing_context=method)
+    check_equal(ours, whole)
+    assert stats.worker_restarts == 0
 
 
 def test_streams_that_share_a_process_are_all_brought_back() -> None:
