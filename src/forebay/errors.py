@@ -52,6 +52,28 @@ class ReplayWarning(UserWarning):
         )
 
 
+class ScarcityWarning(UserWarning):
+    """Fewer workers run than were asked for, since the system has no more to give."""
+
+    @classmethod
+    def about_descriptors(cls, workers: int, wanted: int, free: int) -> Self:
+        """The warning where `free` descriptors carry `workers` of `wanted` workers."""
+        return cls(
+            f"only {free} more files may be opened by this process, and each worker takes "
+            f"two: {workers} of {wanted} workers run, and make the batches of "
+            "all. The batches are the same. Raise the limit (ulimit -n, "
+            "resource.setrlimit(RLIMIT_NOFILE)) to have them all."
+        )
+
+    @classmethod
+    def about_worker(cls, number: int, why: str) -> Self:
+        """The warning for a worker that the system would not start."""
+        return cls(
+            f"worker {number} could not be started ({why}): another one makes its batches. They "
+            "are the same. Free memory or processes, or ask for fewer workers."
+        )
+
+
 class DuplicateSamplesWarning(UserWarning):
     """Several workers produce the same samples of a stream that nobody divides among them."""
 
@@ -514,7 +536,7 @@ class ForeignProcess(ForebayError, RuntimeError):  # noqa: N818
 
 
 class WorkersUnavailable(ForebayError, RuntimeError):  # noqa: N818
-    """The process that workers are forked from could not start or has ended."""
+    """Not one worker could start, or the process that they are forked from has ended."""
 
     @classmethod
     def about(cls, what: str) -> Self:
@@ -522,4 +544,18 @@ class WorkersUnavailable(ForebayError, RuntimeError):  # noqa: N818
         return cls(
             f"the workers' template process {what}. No worker can be started without it. "
             "The epoch ends here. Look above for its own error, or use num_workers=0."
+        )
+
+    @classmethod
+    def about_worker(cls, number: int, why: str, *, may_share: bool) -> Self:
+        """The error for a worker that cannot be started, and whose part no other can make."""
+        rule = (
+            "no other worker is there that could make its batches"
+            if may_share
+            else "its stream is its own (an iterable dataset, or a worker_init_fn): no other "
+            "worker can make its batches"
+        )
+        return cls(
+            f"could not fork worker {number} ({why}), and {rule}. The epoch ends here. Free "
+            "memory or processes, ask for fewer workers, or use num_workers=0."
         )

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,8 @@ def limited(place: str, limit: str, above_now: int, **options: Any) -> None:
     resource.setrlimit(number, (now + above_now, now + above_now))
     dataset = Numbered(options.pop("length"), options.pop("sample_bytes"))
     keeps = options.pop("keeps", False)
+    if options.pop("warns", False):
+        warnings.simplefilter("default", forebay.ScarcityWarning)
     kept: list[Any] = []
     try:
         for batch in make_loader(dataset, **options):

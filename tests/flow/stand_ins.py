@@ -61,6 +61,7 @@ class Worker:
         self.streams = streams
         self.channel = Channel()
         self.has_ended = self.is_retired = False
+        self.why_unable = ""
         self.known_pid, self.exitcode = 1000 + number, None
         self.told: deque[Any] = deque()
         self.seen: list[Any] = []

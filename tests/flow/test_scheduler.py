@@ -353,7 +353,9 @@ def test_batches_that_are_poured_take_their_memory_once(rig: MakeRig, budget_mib
             made.step(made.steppable[-1])
             if taken:  # what a first one takes is known once it was made
                 heaps = sum(worker.heap_bytes for worker in made.workers)
-                assert made.arena.touched_bytes + heaps <= budget_mib * MIB
+                # A block counts here from its placing on, though its pages come while the batch
+                # is poured and the heap's go: between the two lies what making takes beside.
+                assert made.arena.touched_bytes + heaps <= budget_mib * MIB + 2 * 64 * KIB
         taken.append(got.mark if isinstance(got, Got) else got)
         del got
     assert taken == marks(len(batches))

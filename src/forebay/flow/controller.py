@@ -387,11 +387,12 @@ class Controller(Watcher):
             self._account.add(move.target.number, move.source.number)
         self._book()
 
-    def note_replacement(self, dead: WorkerProcess, fresh: WorkerProcess) -> None:
+    def note_replacement(self, dead: WorkerProcess, fresh: WorkerProcess | None) -> None:
         """The memory of one is gone, and the other will come to need as much."""
         self._has_moved = True
         self._leaving.pop(dead, None)
-        self._account.add(fresh.number, dead.number)
+        if fresh is not None:
+            self._account.add(fresh.number, dead.number)
         self._account.remove(dead.number)
         self._book()
 

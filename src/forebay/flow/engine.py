@@ -36,6 +36,7 @@ from forebay.flow.explanation import Situation, explain
 from forebay.flow.flight import End, Inline, Refused
 from forebay.flow.plan import (
     Plan,
+    count_free_files,
     decide_crew,
     decide_reserve,
     make_order,
@@ -133,7 +134,8 @@ class Engine:
         lessons.begin_epoch()
         seat = take_seat(plan, job.num_streams)
         try:
-            crew_plan = decide_crew(plan, seat, job.num_streams)
+            free_files = count_free_files(Probe())
+            crew_plan = decide_crew(plan, seat, job.num_streams, free_files)
             reserve_bytes = decide_reserve(plan.budget, seat.whole_bytes, Probe())
             self.arena = Arena(reserve_bytes, is_private=crew_plan.in_threads)
         except BaseException:
@@ -329,6 +331,12 @@ class Engine:
                 BudgetWarning,
                 stacklevel=4,  # this, _next_data, __next__, the loop
             )
+
+    def warn_of_deaths(self) -> None:
+        """Say what recovery could not do as well as it would."""
+        untold = self.scheduler.recovery.untold
+        while untold:
+            warnings.warn(untold.pop(0), stacklevel=4)  # this, _next_data, __next__, the loop
 
     def _warn_of_hoarding(self) -> None:
         kept = self.lender.copied_bytes

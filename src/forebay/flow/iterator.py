@@ -103,12 +103,14 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
     def _next_data(self) -> Any:
         if self._is_over:
             raise StopIteration
+        self._engine.warn_of_deaths()
         try:
             batch = self._engine.take(self._timeout)
         except StopIteration:
             self._is_over = True
             if not self._persistent_workers:
                 self._shutdown_workers()
+            self._engine.warn_of_deaths()
             self._engine.warn_if_outgrown()
             raise
         self._engine.warn_if_outgrown()

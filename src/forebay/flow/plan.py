@@ -7,11 +7,13 @@ order, its arena's addresses. Does not cover: building (engine.py), or what fits
 
 from __future__ import annotations
 
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from forebay.errors import BudgetTooSmall
+from forebay.errors import BudgetTooSmall, ScarcityWarning
 from forebay.flow.flight import Settings
 from forebay.flow.order import Order
 from forebay.memory.budget import Budget
@@ -21,6 +23,7 @@ from forebay.memory.planner import (
     ZYGOTE_BYTES,
     CrewPlan,
     TooSmall,
+    count_carried,
     estimate_threads,
     plan_crew,
     plan_threads,
@@ -113,8 +116,14 @@ def _wait_for_room(seat: Seat, size_bytes: int, patience_s: float) -> None:
     seat.wanted_bytes = 0
 
 
-def decide_crew(plan: Plan, seat: Seat, num_streams: int) -> CrewPlan:
+def decide_crew(plan: Plan, seat: Seat, num_streams: int, free_files: int) -> CrewPlan:
     """How many processes or threads carry the streams.
+
+    Args:
+        plan: What is to be built.
+        seat: Its part of the budget.
+        num_streams: torch's `num_workers`.
+        free_files: Descriptors that this process may still open.
 
     Raises:
         BudgetTooSmall: Not even one worker fits.
@@ -131,8 +140,17 @@ def decide_crew(plan: Plan, seat: Seat, num_streams: int) -> CrewPlan:
         raise BudgetTooSmall.about(seat.whole_bytes, needed, 0, plan.batch_size)
     most = plan.max_workers if plan.may_merge and plan.max_workers else num_streams
     workers = min(planned.workers, most)
+    because = planned.because
+    if plan.may_merge and not planned.in_threads:
+        carried = count_carried(free_files)
+        if carried < workers:
+            warnings.warn(
+                ScarcityWarning.about_descriptors(carried, workers, free_files), stacklevel=6
+            )
+            because = f"{free_files} more open files carry {carried} worker(s), not {workers}"
+            workers = carried
     tokens = min(planned.tokens, plan.max_tokens or num_streams, workers)
-    return replace(planned, workers=workers, tokens=tokens)
+    return replace(planned, workers=workers, tokens=tokens, because=because)
 
 
 def make_order(plan: Plan, job: Job, epoch: int) -> Order:
@@ -165,6 +183,12 @@ def make_settings(plan: Plan, seat: Seat, job: Job, crew_plan: CrewPlan) -> Sett
         may_replay=plan.may_replay and not crew_plan.in_threads,
         keep_bytes=_decide_heap_share(seat.whole_bytes, crew_plan.workers),
     )
+
+
+def count_free_files(probe: Probe) -> int:
+    """Descriptors that this process may still open; many where there is no limit."""
+    limit = probe.read_rlimits().open_files
+    return sys.maxsize if limit is None else max(0, limit - probe.count_descriptors())
 
 
 def decide_reserve(budget: Budget, budget_bytes: int, probe: Probe) -> int:

@@ -1,8 +1,9 @@
 """Workers that died, and who goes on with what they had.
 
 Covers: noticing deaths, judging them (an accident, memory, a batch that kills), starting a
-worker in the place of one, and bringing its streams to where they were. Does not cover: the
-tickets it had in hand (scheduler.py gives them out again), or the way back (trails.py).
+worker in the place of one, and bringing its streams to where they were; workers that could not
+be started, whose streams others take in. Does not cover: the tickets it had in hand
+(scheduler.py gives them out again), or the way back (trails.py).
 
     noticed -> judged -> a fresh worker -> Begin(where the streams stood) -> what they made
     since, once more, for nobody -> the tickets that were lost, in their order
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,13 +23,21 @@ from typing import TYPE_CHECKING, final
 
 import psutil
 
-from forebay.errors import PoisonSample, ReplayWarning, StateUnavailable, WorkerDied, say_end
+from forebay.errors import (
+    PoisonSample,
+    ReplayWarning,
+    ScarcityWarning,
+    StateUnavailable,
+    WorkerDied,
+    WorkersUnavailable,
+    say_end,
+)
 from forebay.flow.trails import Step, Trails
 from forebay.memory.readings import MemoryEvents, events_since
 from forebay.workers.messages import Begin
 
 if TYPE_CHECKING:
-    from forebay.flow.flight import Flight
+    from forebay.flow.flight import Flight, Settings
     from forebay.flow.roster import Roster
     from forebay.flow.watcher import Watcher
     from forebay.workers.crew import WorkerProcess
@@ -67,31 +75,37 @@ class Recovery:
     Args:
         roster: Who carries which streams.
         trails: How far the streams came.
-        read_events: The memory group's counters, for telling whom the kernel killed; None where
-            the dead are not replaced, and the first one ends the epoch.
+        settings: Whether the dead are replaced, or the first one ends the epoch; and whether
+            streams may share a process.
+        read_events: The memory group's counters, for telling whom the kernel killed.
 
     Attributes:
         lost: Set when the streams of a dead worker cannot go on: no further batch is made.
         restarts: Workers that were replaced.
         reasons: The latest deaths, in words.
+        untold: Warnings for the consumer; where they are errors, they must not be raised here,
+            between two steps and in whatever thread this is.
     """
 
     def __init__(
         self,
         roster: Roster,
         trails: Trails,
+        settings: Settings,
         read_events: Callable[[], MemoryEvents] | None,
     ) -> None:
         self._crew = roster.crew
         self._roster = roster
         self.trails = trails
-        self._may_replay = read_events is not None
+        self._may_replay, self._may_share = settings.may_replay, settings.may_merge
         self._read_events = read_events
         self._events = read_events() if read_events is not None else None
         self._has_warned = False
+        self._has_told_scarcity = False
         self._deaths: Counter[tuple[str, int]] = Counter()
         self.lost: BaseException | None = None
         self.restarts = 0
+        self.untold: list[UserWarning] = []
         self.reasons: deque[str] = deque(maxlen=_REASONS)
 
     def find_dead(self) -> list[WorkerProcess]:
@@ -99,7 +113,11 @@ class Recovery:
         self.lost = self.lost or self._crew.fault
         if self.lost is not None:
             return []
-        return [each for each in self._crew.workers if each.has_ended and not each.is_retired]
+        dead = [each for each in self._crew.workers if each.has_ended and not each.is_retired]
+        if self._roster.moves.is_asked:
+            # Their host may be one of those whose streams are on the way: a moment, and it is not.
+            return [each for each in dead if not each.why_unable]
+        return dead
 
     def note_landing(self, stream: int) -> None:
         """A stream has made a batch: whatever killed its workers is behind it."""
@@ -119,6 +137,8 @@ class Recovery:
         Returns:
             What follows; None if nobody can go on, and `lost` says why.
         """
+        if worker.why_unable:
+            return self._share_out(worker, flights, watcher)
         at = flights[0] if flights else None
         indices = at.ticket.indices if at is not None else None
         pid, code = worker.known_pid or 0, worker.exitcode
@@ -134,15 +154,57 @@ class Recovery:
         if poison is not None and at is not None:
             self.trails.forget(at.stream, at.ticket.serial)
         self._say(worker, at)
-        lost = [flight.ticket.serial for flight in flights if not flight.is_again]
         try:
-            ways = [(stream, *self.trails.find_way(stream, lost)) for stream in worker.streams]
+            ways = self._find_ways(worker, flights)
             fresh = self._start_instead(worker, watcher, [(s, start) for s, start, _ in ways])
-        except (StateUnavailable, OSError) as error:
-            died.__cause__ = error.with_traceback(None)
-            self.lost = died
+        except OSError as error:
+            if self._crew.has_lost_template:
+                self._lose(died, error)
+                return None
+            worker.why_unable = str(error)  # its successor, rather
+            return self._share_out(worker, flights, watcher, poison)
+        except StateUnavailable as error:
+            self._lose(died, error)
             return None
         return Replacement(fresh, tuple((stream, steps) for stream, _, steps in ways), poison)
+
+    def _find_ways(
+        self, worker: WorkerProcess, flights: list[Flight]
+    ) -> list[tuple[int, Start, list[Step]]]:
+        lost = [flight.ticket.serial for flight in flights if not flight.is_again]
+        return [(stream, *self.trails.find_way(stream, lost)) for stream in worker.streams]
+
+    def _lose(self, died: WorkerDied, cause: Exception) -> None:
+        died.__cause__ = cause.with_traceback(None)
+        self.lost = died
+
+    def _share_out(
+        self,
+        worker: WorkerProcess,
+        flights: list[Flight],
+        watcher: Watcher,
+        poison: PoisonSample | None = None,
+    ) -> Replacement | None:
+        """Have another worker make what one that could not be started would have made."""
+        number, why = worker.number, worker.why_unable
+        host = self._roster.find_host(worker) if self._may_share else None
+        if host is None:
+            self.lost = WorkersUnavailable.about_worker(number, why, may_share=self._may_share)
+            return None
+        try:
+            ways = self._find_ways(worker, flights)
+        except StateUnavailable as error:
+            self._lose(WorkerDied.about(worker.known_pid or 0, worker.exitcode, None), error)
+            return None
+        self._roster.share_out(worker, host)
+        self._crew.dismiss(worker)
+        watcher.note_replacement(worker, None)
+        self._crew.tell(host, Begin(tuple((stream, start) for stream, start, _ in ways)))
+        self.reasons.append(f"worker {number} could not be started: {why}")
+        if not self._has_told_scarcity:
+            self._has_told_scarcity = True
+            self.untold.append(ScarcityWarning.about_worker(number, why))
+        return Replacement(host, tuple((stream, steps) for stream, _, steps in ways), poison)
 
     def try_end_stopped(self) -> bool:
         """End workers that somebody has stopped with a batch in hand: they are replaced then.
@@ -190,7 +252,7 @@ class Recovery:
         _log.warning("%s, %s: replaced, and its batches are made again", end, where)
         if self.trails.begins_anew and not self._has_warned:
             self._has_warned = True
-            warnings.warn(ReplayWarning.about_skipping(), stacklevel=2)
+            self.untold.append(ReplayWarning.about_skipping())
 
     def _start_instead(
         self, worker: WorkerProcess, watcher: Watcher, starts: list[tuple[int, Start]]

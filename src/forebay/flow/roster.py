@@ -178,6 +178,24 @@ class Roster:
 
     # -- deaths -------------------------------------------------------------------------------
 
+    def find_host(self, absent: WorkerProcess) -> WorkerProcess | None:
+        """Who may make what `absent` cannot: rather one that runs, with few streams."""
+        live = [each for each in self.crew.workers if not each.has_ended and each is not absent]
+        return min(
+            live,
+            key=lambda each: (each.known_pid is None, len(each.streams), each.number),
+            default=None,
+        )
+
+    def share_out(self, absent: WorkerProcess, host: WorkerProcess) -> None:
+        """The streams of a worker that is not there are `host`'s from here on."""
+        self.moves.forget(host)
+        self.moves.forget(absent)
+        del self._loads[absent.number]
+        host.streams = (*host.streams, *absent.streams)
+        for stream in absent.streams:
+            self._worker_of[stream] = host
+
     def replace(self, dead: WorkerProcess, fresh: WorkerProcess) -> None:
         """A fresh worker has the streams of a dead one, and nothing in hand yet."""
         del self._loads[dead.number]

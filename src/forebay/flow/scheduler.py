@@ -100,7 +100,7 @@ class Scheduler:
         self.ahead = Ahead(settings, admission, self.roster)
         self.window = self.ahead.window
         trails = Trails(progress, starts)
-        self.recovery = Recovery(self.roster, trails, read_events if settings.may_replay else None)
+        self.recovery = Recovery(self.roster, trails, settings, read_events)
         self._again = itertools.count(-1, -1)  # serials of batches that are made once more
         self.is_paused = False  # memory allows the batch that is delivered next, and no other
         self.delivered = 0  # in this epoch, failed ones too

@@ -33,8 +33,8 @@ class Watcher(abc.ABC):
         """Streams have changed their process."""
 
     @abc.abstractmethod
-    def note_replacement(self, dead: WorkerProcess, fresh: WorkerProcess) -> None:
-        """A worker died, and another goes on in its place."""
+    def note_replacement(self, dead: WorkerProcess, fresh: WorkerProcess | None) -> None:
+        """A worker died, and a fresh one goes on in its place, or one that is there already."""
 
     @abc.abstractmethod
     def read_held_bytes(self, worker: WorkerProcess) -> int:
@@ -66,7 +66,7 @@ class Unwatched(Watcher):
     def note_move(self, move: Move) -> None:
         """Nothing follows."""
 
-    def note_replacement(self, dead: WorkerProcess, fresh: WorkerProcess) -> None:
+    def note_replacement(self, dead: WorkerProcess, fresh: WorkerProcess | None) -> None:
         """Nothing follows."""
 
     def read_held_bytes(self, worker: WorkerProcess) -> int:  # noqa: ARG002 - nothing is known of any

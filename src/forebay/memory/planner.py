@@ -31,6 +31,13 @@ _WORKERS_FRAC = 0.5
 """Most of a budget that workers may take before streams share processes: what is left must
 hold batches in their making, waiting, and with the consumer."""
 
+_WORKER_FILES = 2
+"""Descriptors in the training process for each worker: its socket, and a handle for its end."""
+
+_OWN_FILES = 16
+"""Beside them: nine of the template, the arena and the clock, three more while a worker starts,
+and some for what the training code opens meanwhile."""
+
 _RECENT = 16
 """Batches whose largest size is expected next: four rounds of four workers."""
 
@@ -196,6 +203,11 @@ def plan_threads(
 def estimate_threads(threads: int) -> int:
     """What so many worker threads take, idle."""
     return THREAD_BYTES * threads
+
+
+def count_carried(free_files: int) -> int:
+    """How many worker processes this process can be connected with; one in any case."""
+    return max(1, (free_files - _OWN_FILES) // _WORKER_FILES)
 
 
 def split_streams(num_streams: int, workers: int) -> tuple[tuple[int, ...], ...]:

@@ -284,6 +284,13 @@ class Probe:
             read(resource.RLIMIT_AS), read(resource.RLIMIT_DATA), read(resource.RLIMIT_NOFILE)
         )
 
+    def count_descriptors(self) -> int:
+        """Files that this process has open; 0 where that cannot be told."""
+        try:
+            return len(os.listdir(self._roots.proc / "self/fd"))
+        except OSError:
+            return 0
+
     def read_max_map_count(self) -> int | None:
         """How many mappings a process may have (65,530 by default); None off Linux."""
         return self._files.read_count(self._roots.proc / "sys/vm/max_map_count")

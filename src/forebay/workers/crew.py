@@ -26,7 +26,7 @@ from multiprocessing import process as mp_process
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, final
 
-from forebay.errors import NestedLoader, WorkersUnavailable
+from forebay.errors import NestedLoader
 from forebay.transport.lease import own_fork
 from forebay.workers.channel import Channel, ChannelClosed, make_channel_sockets
 from forebay.workers.messages import (
@@ -74,6 +74,7 @@ class WorkerProcess:
         self.known_pid: int | None = None
         self.has_ended = False
         self.is_retired = False
+        self.why_unable = ""  # why it could not be started
         self.is_spare = False  # started to take over streams, and carries none yet
         self._crew = crew
         self._pidfd = -1
@@ -478,10 +479,7 @@ class Crew:
             self.fault = _unwrap(message.error)
         elif isinstance(message, Unable):
             worker = self._by_number[message.worker]
-            if not worker.is_spare:
-                self.fault = self.fault or WorkersUnavailable.about(
-                    f"could not fork worker {message.worker} ({message.why})"
-                )
+            worker.why_unable = message.why
             worker.ended(None)
 
 
