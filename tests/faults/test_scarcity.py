@@ -56,6 +56,21 @@ def test_a_consumer_may_keep_more_batches_than_it_may_open_files(
     scene.check_nothing_is_left()
 
 
+def test_two_thousand_batches_are_kept_under_256_open_files(play: Play) -> None:
+    """Neither a batch nor a tensor of it costs a descriptor, as a file of /dev/shm would."""
+    above_now = 256 - len(os.listdir("/proc/self/fd"))
+    scene = play(
+        "limited",
+        limit="NOFILE",
+        above_now=above_now,
+        length=4000,
+        sample_bytes=20_000,
+        keeps=True,
+    )
+    assert scene.finish() == (0, "2000 batches\n", "")
+    scene.check_nothing_is_left()
+
+
 def test_too_few_descriptors_for_one_worker_are_told_and_nothing_is_left(play: Play) -> None:
     scene = play(
         "limited", limit="NOFILE", above_now=4, length=24, sample_bytes=100_000, num_workers=16

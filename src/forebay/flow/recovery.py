@@ -249,7 +249,9 @@ class Recovery:
         end = say_end(worker.known_pid or 0, worker.exitcode)
         where = f"at batch {at.origin}" if at is not None else "between two batches"
         self.reasons.append(f"{end}, {where}")
-        _log.warning("%s, %s: replaced, and its batches are made again", end, where)
+        # Ctrl-C reaches workers too, and they leave; main, if it ends as well, ends silently.
+        level = logging.INFO if worker.exitcode == 0 else logging.WARNING
+        _log.log(level, "%s, %s: replaced, and its batches are made again", end, where)
         if self.trails.begins_anew and not self._has_warned:
             self._has_warned = True
             self.untold.append(ReplayWarning.about_skipping())

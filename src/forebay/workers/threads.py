@@ -175,6 +175,7 @@ class WorkerThread:
         self.has_ended = False  # as main has heard it: after all that the worker has said
         self.is_retired = False
         self.is_spare = False
+        self.why_unable = ""
         self._is_told_to_leave = False
         self._thread = threading.Thread(
             target=self._work, args=(worker, voice), name=self.name, daemon=True

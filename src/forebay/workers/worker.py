@@ -53,8 +53,6 @@ from forebay.workers.stacks import offer_stack
 from forebay.workers.streams import Stream, Streams
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from forebay.workers.threads import ThreadChannel
 
 HEAD_BYTES = 64 * 1024
@@ -81,17 +79,9 @@ class _Dismissed(Exception):  # noqa: N818 - as above
     """Main wants no more batches, also not this one."""
 
 
-def _leave_it_to_main(_number: int, _frame: FrameType | None) -> None:
-    """Ctrl-C reaches every process of the terminal; main decides whether the epoch goes on.
-
-    A worker that left on its own would look like one that died, and be replaced. Not SIG_IGN:
-    programs that a dataset starts would inherit that.
-    """
-
-
 def run_worker(sock: socket.socket, job: Job, streams: tuple[int, ...], mapping: Mapping) -> None:
     """Serve tasks until told to retire, or until main is gone."""
-    signal.signal(signal.SIGINT, _leave_it_to_main)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch_compat.set_worker_signals()
     torch_compat.set_worker_thread_name()
     offer_stack()
@@ -101,7 +91,7 @@ def run_worker(sock: socket.socket, job: Job, streams: tuple[int, ...], mapping:
     try:
         Worker(channel, job, streams, mapping).serve()
     except KeyboardInterrupt:
-        pass  # user code raised it
+        pass  # the main process raises it where the user sees it
     except ChannelClosed:
         pass  # main is gone, or has let go of us
     finally:
