@@ -505,3 +505,16 @@ def test_in_a_tight_budget_only_what_cannot_fit_beside_the_other_blocks_is_refus
                 assert what == mark_of(serial)
     finally:
         made.close()
+
+
+def test_streams_are_not_shared_out_while_others_are_between_two_processes(rig: MakeRig) -> None:
+    """Their host may be one of the two, and would be told of streams in the wrong order."""
+    made = rig([Batch(MIB)] * 12, num_streams=3)
+    source, target, absent = made.workers
+    absent.has_ended, absent.why_unable = True, "no memory"
+    roster, recovery = made.scheduler.roster, made.scheduler.recovery
+    roster.moves.merge(source, target)  # type: ignore[arg-type]
+    assert [each.number for each in recovery.find_dead()] == [absent.number]
+    assert roster.moves._move is not None
+    roster.moves._move.is_asked = True
+    assert recovery.find_dead() == []

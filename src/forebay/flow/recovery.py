@@ -162,6 +162,8 @@ class Recovery:
                 self._lose(died, error)
                 return None
             worker.why_unable = str(error)  # its successor, rather
+            if self._roster.moves.is_asked:
+                return None  # as in `find_dead`: it is shared out at one of the next looks
             return self._share_out(worker, flights, watcher, poison)
         except StateUnavailable as error:
             self._lose(died, error)
