@@ -556,6 +556,6 @@ class WorkersUnavailable(ForebayError, RuntimeError):  # noqa: N818
             "worker can make its batches"
         )
         return cls(
-            f"could not fork worker {number} ({why}), and {rule}. The epoch ends here. Free "
+            f"could not start worker {number} ({why}), and {rule}. The epoch ends here. Free "
             "memory or processes, ask for fewer workers, or use num_workers=0."
         )

@@ -31,6 +31,8 @@ class LoaderStats:
         held_by_consumer_bytes: Views and heap copies of delivered batches that still live.
         workers: Worker processes alive.
         window_bytes: What may be in flight or waiting now.
+        growth_bytes_per_batch: What a worker grows by with each batch, while that does not slow;
+            else 0. `explain()` says what it is made of.
         worker_restarts: Workers replaced after a death.
         restart_reasons: The latest of those deaths, in words.
         stance: What the controller does now.
@@ -49,6 +51,7 @@ class LoaderStats:
     held_by_consumer_bytes: int = 0
     workers: int = 0
     window_bytes: int = 0
+    growth_bytes_per_batch: int = 0
     worker_restarts: int = 0
     restart_reasons: tuple[str, ...] = ()
     stance: Stance = "hold"

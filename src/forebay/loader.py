@@ -25,6 +25,7 @@ from forebay.errors import BudgetWarning, StateMismatch
 from forebay.events import LoaderStats
 from forebay.flow.checkpoint import Checkpoint
 from forebay.flow.engine import Engine, Legacy
+from forebay.flow.indices import make_compact
 from forebay.flow.iterator import InProcessIterator, LoaderIterator
 from forebay.flow.plan import Plan
 from forebay.flow.progress import LocalProgress, Progress, compose_unstarted
@@ -198,6 +199,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._loaded = None
         return iterator
 
+    @property
+    def _index_sampler(self) -> Any:
+        """torch's name for what gives a batch its indices."""
+        return make_compact(super()._index_sampler)
+
     def _is_torchs(self, budget: object) -> bool:
         """Whether torch's own engine makes the batches."""
         return isinstance(budget, OffBudget) or torch_compat.is_datapipe(self.dataset)
@@ -226,7 +232,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _make_plan(self, budget: Budget) -> Plan:
         is_iterable = torch_compat.is_iterable_kind(self._dataset_kind)
-        is_quiet = is_iterable or torch_compat.draws_nothing_shared(self._index_sampler)
+        is_quiet = is_iterable or torch_compat.draws_nothing_shared(super()._index_sampler)
         lead = (self.prefetch_factor or 2) * self.num_workers
         return Plan(
             budget=budget,

@@ -109,7 +109,10 @@ def interrupted(place: str, method: str = "fork", *, in_next: bool = True) -> No
         say_when_asleep(Path(place))
         if in_next:
             next(iterator)
-        time.sleep(SLEEP_S)
+        for _ in range(int(10 * SLEEP_S)):
+            # In steps: an interrupt that comes in just before Python's one long sleep is seen
+            # only after it, whatever the loader does.
+            time.sleep(0.1)
     except KeyboardInterrupt:
         say("interrupted")
 

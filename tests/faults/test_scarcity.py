@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_that_no_worker_can_be_forked_is_told(monkeypatch: pytest.MonkeyPatch) -
     refuse_forks(monkeypatch, after=0)
     with make_loader() as loader, pytest.raises(forebay.WorkersUnavailable) as told:
         list(loader)
-    assert "could not fork worker" in str(told.value)
+    assert "could not start worker" in str(told.value)
     assert "Cannot allocate memory" in str(told.value)
     monkeypatch.undo()
     assert len(list(loader)) == 12
@@ -197,7 +198,8 @@ def test_who_cannot_be_forked_anew_is_stood_for_by_another(
         for batch in iterator:
             ours.append(batch)
             if len(ours) in (5, 11):
-                os.kill(iterator._workers[1].pid, signal.SIGKILL)
+                there = [each.pid for each in iterator._workers if each.pid is not None]
+                os.kill(there[1], signal.SIGKILL)
         reasons = loader.stats().restart_reasons
     assert [why for why in reasons if "Cannot allocate memory" in why]
     for one, other in zip(ours, whole, strict=True):
@@ -211,6 +213,54 @@ def test_a_stream_of_its_own_that_nobody_can_make_is_told(monkeypatch: pytest.Mo
         pytest.raises(forebay.WorkersUnavailable, match="worker_init_fn"),
     ):
         list(loader)
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, *, names: str, after: int = 0) -> None:
+    """Of threads with such names only so many can be started."""
+    start, done = threading.Thread.start, []
+
+    def refusing(self: threading.Thread) -> None:
+        if self.name.startswith(names):
+            done.append(0)
+            if len(done) > after:
+                raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_loader_goes_on_with_the_threads_that_there_are(
+    monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    refuse_threads(monkeypatch, names="forebay-worker", after=after)
+    numbered = Numbered(24, 100_000)
+    with forebay.DataLoader(numbered, 2, num_workers=4, worker_backend="thread") as loader:
+        with pytest.warns(forebay.ScarcityWarning, match="can't start new thread") as said:
+            batches = list(loader)
+        assert [int(batch[0, 0]) for batch in batches] == list(range(0, 24, 2))
+        assert sum(each.category is forebay.ScarcityWarning for each in said) == 1
+        monkeypatch.undo()
+        assert len(list(loader)) == 12, "and with all of them in the next epoch"
+
+
+def test_that_no_thread_can_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_threads(monkeypatch, names="forebay-worker")
+    with (
+        make_loader(worker_backend="thread") as loader,
+        pytest.raises(forebay.WorkersUnavailable, match="can't start new thread"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_loader_without_a_clock_delivers_every_batch(
+    monkeypatch: pytest.MonkeyPatch, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    refuse_threads(monkeypatch, names="forebay-clock")
+    with make_loader(worker_backend=backend) as loader:
+        assert len(list(loader)) == 12
+    assert "no thread to fill the window" in caplog.text
 
 
 # -- shared memory and disk ------------------------------------------------------------------------

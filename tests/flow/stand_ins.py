@@ -132,7 +132,7 @@ class Worker:
         size = task.indices.size_bytes
         assert size <= capacity_bytes
         self._arena.mapping[offset : offset + size] = bytes([mark_of(task.serial)]) * size
-        made = Made(task.indices.making_bytes, 0) if task.is_metered else None
+        made = Made(task.indices.making_bytes, 0, -1) if task.is_metered else None
         return Done(task.serial, b"head", ((offset, size),), (), size, size, made)
 
 

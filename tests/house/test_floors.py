@@ -16,6 +16,7 @@ PURE = (
     "forebay.memory.ledger",
     "forebay.memory.seats",
     "forebay.memory.crew_account",
+    "forebay.memory.growth",
     "forebay.memory.policy",
     "forebay.memory.window",
     "forebay.memory.pinned",

@@ -25,7 +25,7 @@ class Crew:
         self.private[number] += (kept + copied) * MIB
         self.faults[number] += (kept + copied + passing) * PAGES
         anon = 100 * MIB + self.private[number] - copied * MIB
-        made = ((kept + passing) * MIB, anon)
+        made = ((kept + passing) * MIB, anon, -1)
         self.account.note_report(number, made, self.faults[number])
 
     def speak(self, number: int, faulted: float = 0.01) -> None:
@@ -222,7 +222,7 @@ def test_growth_that_is_kept_or_copied_is_never_missed(
 def test_counters_that_go_backwards_and_unknown_workers_do_no_harm() -> None:
     crew = Crew(0)
     crew.warm_up()
-    crew.account.note_report(0, (0, 0), 0)
+    crew.account.note_report(0, (0, 0, 0), 0)
     crew.account.note_report(9, None, 5)
     crew.private = {7: MIB}
     crew.read()

@@ -19,8 +19,9 @@ from forebay.units import MIB
 
 @pytest.fixture(autouse=True)
 def no_garbage() -> None:
-    """What other tests left must not come free in the middle of a measurement."""
+    """What other tests left must neither come free in the middle nor serve what is measured."""
     gc.collect()
+    trim_heap()
 
 
 @pytest.fixture

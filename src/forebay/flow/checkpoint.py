@@ -43,7 +43,7 @@ _LOCAL_STATES = ("dataset_state", "fetcher_state")
 def _walk_samplers(loader: Any) -> Iterator[Any]:
     """The sampler of batches, and those within it."""
     seen: list[Any] = []
-    sampler = loader._index_sampler  # noqa: SLF001 - torch's own name for it
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None and not any(sampler is other for other in seen):
         yield sampler
         seen.append(sampler)

@@ -12,6 +12,7 @@ thread.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from forebay.flow.engine import Engine
+
+_log = logging.getLogger("forebay")
 
 TICK_S = 0.05
 """20 Hz: a twentieth of the second within which the loader must follow a change."""
@@ -46,6 +49,9 @@ a core, and five of them in the second within which a fallen limit must have sho
 class Clock:
     """Ticks until its engine is closed or gone. One thread, named for what it is.
 
+    Where the system has no thread for it, nothing is pumped while the consumer is away: the
+    loader is slower, and follows memory only when it is asked for a batch.
+
     Attributes:
         bell: A descriptor; whoever writes eight bytes to it wakes the thread at once.
     """
@@ -57,7 +63,11 @@ class Clock:
         self._thread = threading.Thread(
             target=_run, args=(weakref.ref(engine), self), name="forebay-clock", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._is_stopped = True
+            _log.warning("no thread to fill the window while the consumer is away: %s", str(error))
 
     @property
     def is_stopped(self) -> bool:
@@ -67,7 +77,9 @@ class Clock:
     def stop(self) -> None:
         """End the thread; from within it, ask it to end."""
         self._is_stopped = True
-        if threading.current_thread() is not self._thread:
+        if not self._thread.ident:  # it never ran
+            self.take_down()
+        elif threading.current_thread() is not self._thread:
             self.ring()
             self._thread.join()
 

@@ -103,6 +103,7 @@ class Controller(Watcher):
         find_zygotes: The templates of all iterators of this process.
 
     Attributes:
+        account: What the workers take.
         events: The latest decisions that changed something.
         peak_bytes: The largest footprint seen.
         warm_peak_bytes: The same since every worker made its first batches.
@@ -132,7 +133,7 @@ class Controller(Watcher):
         self._is_readable = self._crew.zygote_pid > 0
         numbers = tuple(worker.number for worker in self._crew.workers if self._is_readable)
         threads_bytes = estimate_threads(len(self._crew.workers))
-        self._account = CrewAccount(ZYGOTE_BYTES if self._is_readable else threads_bytes, numbers)
+        self.account = CrewAccount(ZYGOTE_BYTES if self._is_readable else threads_bytes, numbers)
         self._began_s = time.monotonic()
         self._looked_s = 0.0
         self._pressure_s = 0.0
@@ -167,7 +168,7 @@ class Controller(Watcher):
     def kept_by_fork_bytes(self) -> int:
         """Pages that main rewrote or freed since the fork, and its copies still have."""
         is_forked = self._crew.start_method == "fork" and self._is_readable
-        return max(0, self._account.rest_bytes - ZYGOTE_BYTES) if is_forked else 0
+        return max(0, self.account.rest_bytes - ZYGOTE_BYTES) if is_forked else 0
 
     @property
     def moves(self) -> int:
@@ -184,7 +185,7 @@ class Controller(Watcher):
             is_waiting: Whether the consumer waits.
             away_s: How long it has been away.
         """
-        seat, account = self._ledger.seat, self._account
+        seat, account = self._ledger.seat, self.account
         self._weigh_template()
         seat.wanted_bytes = self._count_wanted() if is_waiting else 0
         seat.is_idle = away_s >= _IDLE_S
@@ -212,7 +213,7 @@ class Controller(Watcher):
     def read(self, now_s: float) -> None:
         """One full reading of the processes: replaces the ledger's guess of the workers."""
         if not self._is_readable:
-            self._note(now_s, FootprintReading(0, 0, (), complete=True), self._account.idle_bytes)
+            self._note(now_s, FootprintReading(0, 0, (), complete=True), self.account.idle_bytes)
             return
         began = time.perf_counter()
         own = self._probe.read_tree([self._crew.zygote_pid])
@@ -261,7 +262,7 @@ class Controller(Watcher):
         # What this left out would be taken for somebody else's, and the budget would yield to it.
         seat.measured_bytes = max(0, there)
         if not seat.is_alone:  # what it can always come by: one worker, and the next batch
-            least = min(self._account.least_bytes, ZYGOTE_BYTES + WORKER_BYTES)
+            least = min(self.account.least_bytes, ZYGOTE_BYTES + WORKER_BYTES)
             seat.reserved_bytes = least + self._admission.estimate_batch()
         self._budget.follow(headroom(self._probe))
 
@@ -274,7 +275,7 @@ class Controller(Watcher):
         }
         promised = self._ledger.promised_by_holder
         is_warm = self._admission.landings >= WARM_FETCHES * len(self._crew.workers)
-        self._account.note_reading(now_s, workers_bytes, private, promised, is_warm=is_warm)
+        self.account.note_reading(now_s, workers_bytes, private, promised, is_warm=is_warm)
         self.workers_bytes, self._grown_bytes = workers_bytes, 0
         self._book()
         footprint = workers_bytes + self._arena.read_resident_bytes()
@@ -289,12 +290,12 @@ class Controller(Watcher):
         """
         for worker in [worker for worker in self._leaving if worker.has_ended]:
             del self._leaving[worker]
-            self._account.remove(worker.number)
-        coming = self._account.estimate_coming(self._scheduler.roster.count_flights_by_worker())
+            self.account.remove(worker.number)
+        coming = self.account.estimate_coming(self._scheduler.roster.count_flights_by_worker())
         if self._scheduler.roster.moves.is_busy or self.count_grown_bytes() > 2 * GROWN_LEAST_BYTES:
             coming += PARKED_BYTES  # replacing one of them takes a moment with both
-        self._ledger.workers_bytes = self._account.idle_bytes + coming
-        self._ledger.workers_least_bytes = self._account.least_bytes
+        self._ledger.workers_bytes = self.account.idle_bytes + coming
+        self._ledger.workers_least_bytes = self.account.least_bytes
         self._ledger.sync()
 
     def _read_group(self, own: tuple[int, ...]) -> tuple[int, int, int] | None:
@@ -309,7 +310,7 @@ class Controller(Watcher):
 
     def _sum_up(self) -> None:
         """What workers have grown by since the last full reading: exact where the group tells."""
-        self._grown_bytes = self._account.fresh_bytes
+        self._grown_bytes = self.account.fresh_bytes
         if self._group is None:
             return
         now = self._read_group(self._probe.read_tree([self._crew.zygote_pid]))
@@ -318,9 +319,9 @@ class Controller(Watcher):
         group, main, arena = (new - old for new, old in zip(now, self._group, strict=True))
         self._grown_bytes = group - main - arena
         if not self._has_moved:  # else it is not the growth of those who spoke since
-            self._account.note_growth(self._grown_bytes)
+            self.account.note_growth(self._grown_bytes)
         total_bytes = self.workers_bytes + self._grown_bytes
-        self._account.note_sum(total_bytes, self._ledger.promised_bytes)
+        self.account.note_sum(total_bytes, self._ledger.promised_bytes)
         self._book()
 
     def _trim_threads(self) -> None:
@@ -366,16 +367,16 @@ class Controller(Watcher):
         """A worker has said how large it is: what it grew by counts at once."""
         self._asking_since_s = None
         excused = done.touched_bytes if is_blurred else 0
-        if self._account.note_report(worker.number, done.made, done.faults, excused):
+        if self.account.note_report(worker.number, done.made, done.faults, excused):
             self._book()
 
     def estimate_step(self, worker: WorkerProcess) -> int:
         """What one more fetch will make a worker grow by."""
-        return self._account.step_of(worker.number)
+        return self.account.step_of(worker.number)
 
     def note_dispatch(self) -> None:
         """What a ticket will add counts before it is begun."""
-        if self._account.has_steps:
+        if self.account.has_steps:
             self._book()
 
     def note_move(self, move: Move) -> None:
@@ -383,8 +384,8 @@ class Controller(Watcher):
         self._has_moved = True  # the group's sum since the last reading tells no growth then
         if move.is_last:
             self._leaving[move.source] = time.monotonic()
-        if not self._account.has(move.target.number):
-            self._account.add(move.target.number, move.source.number)
+        if not self.account.has(move.target.number):
+            self.account.add(move.target.number, move.source.number)
         self._book()
 
     def note_replacement(self, dead: WorkerProcess, fresh: WorkerProcess | None) -> None:
@@ -392,17 +393,17 @@ class Controller(Watcher):
         self._has_moved = True
         self._leaving.pop(dead, None)
         if fresh is not None:
-            self._account.add(fresh.number, dead.number)
-        self._account.remove(dead.number)
+            self.account.add(fresh.number, dead.number)
+        self.account.remove(dead.number)
         self._book()
 
     def read_held_bytes(self, worker: WorkerProcess) -> int:
         """What a worker had of its own between two fetches, when it was read last."""
-        return self._account.held_of(worker.number)
+        return self.account.held_of(worker.number)
 
     def count_grown_bytes(self) -> int:
         """What replacing grown workers would free, sooner or later."""
-        return self._account.grown_bytes if self._scheduler.settings.may_move else 0
+        return self.account.grown_bytes if self._scheduler.settings.may_move else 0
 
     def try_relieve(self) -> bool:
         """Replace the worker that has grown most, among those that have nothing to do.
@@ -415,7 +416,7 @@ class Controller(Watcher):
         if self._may_wait_for_others():
             return True
         grown = self._find_free_grown()
-        if grown is not None and self._account.is_estimated(grown.number):
+        if grown is not None and self.account.is_estimated(grown.number):
             self.read(time.monotonic())  # nothing is done on an estimate alone
             grown = self._find_free_grown() if self._ledger.free_bytes < 0 else None
         if grown is None:
@@ -468,7 +469,7 @@ class Controller(Watcher):
             promised_bytes=seat.allowance_bytes,
             accounted_bytes=balance.accounted_bytes,
             unaccounted_bytes=balance.unaccounted_bytes,
-            growth_bytes_per_s=self._account.growth_bytes_per_s,
+            growth_bytes_per_s=self.account.growth_bytes_per_s,
             horizon_s=self._pace.interval_s,
             batch_bytes=admission.estimate_batch(),
             free_pages_bytes=self._arena.free_warm_bytes,
@@ -505,8 +506,8 @@ class Controller(Watcher):
             may_move = settled and self._scheduler.settings.may_move and roster.moves.may_be_made
             may_move = may_move and not (is_asked and roster.count_flights(worker))
             # Nothing is done on an estimate alone: the next reading tells.
-            is_told = is_asked or not self._account.is_estimated(worker.number)
-            grown = self._account.grown_of(worker.number) if is_told else 0
+            is_told = is_asked or not self.account.is_estimated(worker.number)
+            grown = self.account.grown_of(worker.number) if is_told else 0
             facts.append(WorkerFact(worker.number, grown, may_move))
         return facts
 
@@ -517,8 +518,8 @@ class Controller(Watcher):
         workers = self._crew.workers
         if len(workers) >= self._most_workers:
             return False
-        one = self._account.idle_bytes // max(1, len(workers))
-        fits = self._account.idle_bytes + one <= self._ledger.budget_bytes // 2
+        one = self.account.idle_bytes // max(1, len(workers))
+        fits = self.account.idle_bytes + one <= self._ledger.budget_bytes // 2
         return fits and self._scheduler.roster.find_split() is not None
 
     def _read_pressure(self, now_s: float) -> float:

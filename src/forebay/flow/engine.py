@@ -56,6 +56,7 @@ from forebay.memory.planner import (
     split_streams,
 )
 from forebay.memory.probe import Probe
+from forebay.memory.tables import find_tables
 from forebay.transport.arena import Arena
 from forebay.transport.codec import decode
 from forebay.transport.lease import Lender, Ready
@@ -440,6 +441,7 @@ class Engine:
         tally = self._stats
         workers_bytes = self.controller.workers_bytes
         footprint = workers_bytes + arena_bytes
+        growth = self.controller.account.judge_growth()
         return LoaderStats(
             batches=tally.batches,
             samples=tally.samples,
@@ -454,6 +456,7 @@ class Engine:
             held_by_consumer_bytes=self.lender.lent_bytes + self.lender.copied_bytes,
             workers=sum(not worker.has_ended for worker in self.crew.workers),
             window_bytes=self.scheduler.window.width * sizes,
+            growth_bytes_per_batch=growth.bytes_a_batch if growth is not None else 0,
             worker_restarts=self.scheduler.recovery.restarts,
             restart_reasons=tuple(self.scheduler.recovery.reasons),
             stance=self.controller.stance,
@@ -480,6 +483,9 @@ class Engine:
                 batch_bytes=self.admission.totals.estimate_next(),
                 making_bytes=self.admission.makings.largest_bytes,
                 kept_by_fork_bytes=self.controller.kept_by_fork_bytes,
+                growth=self.controller.account.judge_growth(),
+                unshared_bytes=self.controller.account.unshared_bytes,
+                tables=find_tables(self._job.dataset),
                 objects_bytes=self.admission.objects_bytes,
                 width=scheduler.window.width,
                 most=scheduler.window.most,

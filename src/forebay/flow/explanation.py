@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from forebay.events import Decided, LoaderStats
+from forebay.memory.growth import Growth
 from forebay.units import MIB, format_bytes
 
 
@@ -27,6 +28,9 @@ class Situation:
         objects_bytes: Of a batch, what its Python objects took on their way.
         kept_by_fork_bytes: Of the workers' and their template's, pages that main has rewritten
             or freed since they were forked.
+        growth: How workers grow, if that has not slowed.
+        unshared_bytes: What workers shared at the fork, and each has a copy of now.
+        tables: Large tables of Python objects in the dataset.
         width, most: The window, in batches.
         evictions: Ready batches that went to disk.
         moves: How often streams changed their process.
@@ -49,6 +53,9 @@ class Situation:
     making_bytes: int
     objects_bytes: int
     kept_by_fork_bytes: int
+    growth: Growth | None
+    unshared_bytes: int
+    tables: tuple[str, ...]
     width: int
     most: int
     evictions: int
@@ -60,7 +67,7 @@ class Situation:
 
 def explain(now: Situation) -> list[str]:
     """One sentence a line."""
-    parts = (_say_bytes, _say_flow, _say_decisions, _say_deaths, _say_oddities)
+    parts = (_say_bytes, _say_growth, _say_flow, _say_decisions, _say_deaths, _say_oddities)
     return [line for say in parts for line in say(now)]
 
 
@@ -103,6 +110,35 @@ def _say_workers(now: Situation) -> str:
         f"  workers and their template: {size} ({now.stats.workers} worker(s) {how}, start "
         f"method {now.start_method})"
     )
+
+
+_GROWN_OF: dict[str, str] = {
+    "native": "memory below Python, since the number of Python's own memory blocks stays. A "
+    "library keeps it: files or decoders that are not closed, or a cache",
+    "python": "Python objects, since the number of Python's own memory blocks grows along. "
+    "Something keeps what each batch makes: a list, or a cache without a bound",
+    "unknown": "whether in Python's objects or in memory below them could not be told",
+}
+
+_UNSHARED_LEAST_BYTES = 4 * MIB
+"""Less is what any worker copies of the interpreter's own modules."""
+
+
+def _say_growth(now: Situation) -> Iterator[str]:
+    if now.growth is not None:
+        yield (
+            f"a worker grows by {format_bytes(now.growth.bytes_a_batch)} with each batch, and has "
+            f"not slowed over {now.growth.batches} batches: {_GROWN_OF[now.growth.kind]}. Workers "
+            "that outgrow their share are replaced between two batches"
+        )
+    if now.unshared_bytes >= _UNSHARED_LEAST_BYTES:
+        owners = f" It has {', '.join(now.tables)}:" if now.tables else ""
+        yield (
+            f"workers have copied {format_bytes(now.unshared_bytes)} of pages that they shared at "
+            "first, since reading a Python object of the dataset writes its reference count. That "
+            f"is no leak: it ends when all is copied.{owners} forebay.PackedList holds such "
+            "records once for all workers"
+        )
 
 
 _OBJECTS_FRAC = 0.1

@@ -32,7 +32,8 @@ class Settings:
         batch_size: For messages; None when batches are the sampler's.
         tokens: Fetches at once.
         may_move: Whether streams can go on in another process.
-        may_merge: Whether several may share one.
+        may_merge: Whether several may share one, to save memory.
+        may_share: Whether several may share one that could not be started otherwise.
         most_workers: Processes that may carry the streams.
         keep_bytes: Freed heap that each worker may keep.
         may_replay: Whether workers that died are replaced.
@@ -48,6 +49,7 @@ class Settings:
     tokens: int
     may_move: bool = False
     may_merge: bool = False
+    may_share: bool = False
     most_workers: int = 1
     keep_bytes: int = 16 * MIB
     may_replay: bool = False

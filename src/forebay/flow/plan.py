@@ -179,6 +179,7 @@ def make_settings(plan: Plan, seat: Seat, job: Job, crew_plan: CrewPlan) -> Sett
         # A thread would leave nothing behind, and sharing one would save next to nothing.
         may_move=plan.may_move and not crew_plan.in_threads,
         may_merge=plan.may_merge and not crew_plan.in_threads,
+        may_share=plan.may_merge,
         most_workers=min(job.num_streams, plan.max_workers or job.num_streams),
         may_replay=plan.may_replay and not crew_plan.in_threads,
         keep_bytes=_decide_heap_share(seat.whole_bytes, crew_plan.workers),

@@ -97,7 +97,7 @@ class Recovery:
         self._crew = roster.crew
         self._roster = roster
         self.trails = trails
-        self._may_replay, self._may_share = settings.may_replay, settings.may_merge
+        self._may_replay, self._may_share = settings.may_replay, settings.may_share
         self._read_events = read_events
         self._events = read_events() if read_events is not None else None
         self._has_warned = False

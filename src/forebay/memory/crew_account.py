@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import final
 
+from forebay.memory.growth import Growth, GrowthTrail, SharedTrail
 from forebay.memory.planner import WORKER_BYTES
 from forebay.units import MIB
 
@@ -82,6 +83,8 @@ class WorkerAccount:
         copied_bytes: The same for all other page faults, at most.
         step_bytes: What one more fetch will add.
         largest_step_bytes: The most that one ever added, to it or the one it replaced.
+        trail: What it had after each batch.
+        shared: What it had in common with others.
     """
 
     def __init__(self, like: WorkerAccount | None = None) -> None:
@@ -91,6 +94,9 @@ class WorkerAccount:
         # A new one copies most at first: its steps begin with the largest that were seen.
         self.largest_step_bytes: int = 0 if like is None else like.largest_step_bytes
         self.step_bytes = self.largest_step_bytes
+        self.trail: GrowthTrail = GrowthTrail() if like is None else like.trail
+        self.trail.go_on()
+        self.shared = SharedTrail()
         self._private: deque[int] = deque(maxlen=_READINGS)
         self._base_bytes: int | None = None
         self._anon_bytes: int | None = None  # as it said last, and when it was read last
@@ -104,12 +110,12 @@ class WorkerAccount:
         self._floors: deque[tuple[int, int]] = deque(maxlen=2)  # fetch, and what it had at least
 
     def note_report(
-        self, made: tuple[int, int] | None, faults: int, excused_bytes: int, ratio: float
+        self, made: tuple[int, int, int] | None, faults: int, excused_bytes: int, ratio: float
     ) -> None:
         """What it said after a fetch; see `CrewAccount.note_report`."""
         self._reports += 1
         if made is not None:
-            peak_bytes, anon_bytes = made
+            peak_bytes, anon_bytes, _ = made
             kept = max(0, anon_bytes - (self._anon_bytes or 0))
             self._peak_bytes = max(0, peak_bytes - kept)
             if self._anon_bytes is None:
@@ -173,6 +179,7 @@ class WorkerAccount:
         self.idle_bytes = max(min(self._private), believed, self._agree_on(floor))
         if self._anon_bytes is not None:
             self._read_anon_bytes = self._anon_bytes
+            self.shared.note_reading(self._anon_bytes, private_bytes)
         self._read_faults = self._faults or 0
         self.kept_bytes = self.copied_bytes = self._fresh_bytes = self._passing_bytes = 0
         return private_bytes - before
@@ -327,23 +334,37 @@ class CrewAccount:
         """Whether a worker has made a batch and no reading has seen it."""
         return any(worker.is_unread for worker in self._workers.values())
 
+    def judge_growth(self) -> Growth | None:
+        """How workers grow if it has not slowed; of all, the one that grows most."""
+        judged = [worker.trail.judge() for worker in self._workers.values()]
+        found = [growth for growth in judged if growth is not None]
+        return max(found, key=lambda g: (g.kind != "unknown", g.bytes_a_batch), default=None)
+
+    @property
+    def unshared_bytes(self) -> int:
+        """What workers shared at first, and each has a copy of now."""
+        return sum(worker.shared.copied_bytes for worker in self._workers.values())
+
     # -- what is learned --------------------------------------------------------------------
 
     def note_report(
-        self, number: int, made: tuple[int, int] | None, faults: int, excused_bytes: int = 0
+        self, number: int, made: tuple[int, int, int] | None, faults: int, excused_bytes: int = 0
     ) -> bool:
         """What a worker said after a fetch. Returns whether the book is another one now.
 
         Args:
             number: The worker.
-            made: The peak of the fetch and the worker's anonymous memory after it, in bytes;
-                None when it was not metered.
+            made: The peak of the fetch and the worker's anonymous memory after it, in bytes, and
+                its interpreter's blocks; None when it was not metered.
             faults: Its minor page faults since it began, but for those that mapped a block.
             excused_bytes: What it wrote to a block whose pages may have gone meanwhile: then
                 nobody can tell the faults that mapped it from others.
         """
         worker = self._workers.get(number)
-        if worker is None or (made is None and worker.is_quiet(faults)):
+        if worker is None:
+            return False
+        worker.trail.note_batch(made)
+        if made is None and worker.is_quiet(faults):
             return False
         worker.note_report(made, faults, excused_bytes, self.ratio)
         self.has_steps = any(each.step_bytes >= _STEP_BYTES for each in self._workers.values())

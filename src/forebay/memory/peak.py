@@ -1,6 +1,7 @@
 """What one fetch needs beyond its result, measured inside the worker.
 
-Covers: the high-water mark around one fetch, and giving freed heap back.
+Covers: the high-water mark around one fetch, counts of page faults and of the interpreter's
+blocks, and giving freed heap back.
 Does not cover: what is learned from it (planner.py), or other processes (probe.py).
 
 The one idea: the kernel keeps one high-water mark of all resident pages per
@@ -14,8 +15,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,6 +249,56 @@ class FaultMeter:
             return int(os.pread(self._statm.fd, _STATM_BYTES, 0).split()[2])
         except (OSError, IndexError, ValueError):
             return 0
+
+
+_COUNT_SHARE = 200
+"""Between two counts of blocks lies two hundred times what one takes: 0.5 % of a core. Counting
+walks the arenas of the allocator: 35 us for what importing torch makes, 300 us for 3 million."""
+
+
+_FIRST_SHARE = 10
+"""The same after the first count, which walks memory that is in no cache, and is no measure."""
+
+_EAGER_COUNTS = 40
+_EAGER_MOST_S = 0.003
+"""So many first counts are made whenever asked for, unless one takes longer than that: growth is
+to be told of quick batches, too."""
+
+
+@final
+class BlockCounter:
+    """Counts the interpreter's memory blocks that are in use, as often as that is cheap.
+
+    Garbage is collected first, where the collector is on: free lists and cycles count as in use
+    and come and go by hundreds. In a worker that writes to young objects alone, since all that
+    were there at the fork are frozen.
+    """
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        self._cost_s: float | None = None
+        self._eager = _EAGER_COUNTS
+        self._count = getattr(sys, "getallocatedblocks", None)  # CPython has it
+
+    def count(self) -> int:
+        """Blocks that are in use; -1 where it is not time, or nobody counts."""
+        began_s = time.monotonic()
+        if self._count is None or began_s < self._due_s:
+            return -1
+        if gc.isenabled():
+            gc.collect()
+        blocks: int = self._count()
+        now_s = time.monotonic()
+        took_s = now_s - began_s
+        if self._cost_s is None:
+            self._due_s = now_s + _FIRST_SHARE * took_s
+        else:
+            took_s = min(self._cost_s, took_s)
+            self._eager -= 1
+            if self._eager < 0 or took_s > _EAGER_MOST_S:
+                self._due_s = now_s + _COUNT_SHARE * took_s
+        self._cost_s = took_s
+        return blocks
 
 
 def read_faults() -> int:

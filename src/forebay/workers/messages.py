@@ -114,10 +114,12 @@ class Made(NamedTuple):
     Attributes:
         peak_bytes: Growth while it ran, at its peak.
         private_bytes: Anonymous memory of the worker after it.
+        blocks: Memory blocks of its interpreter then; -1 where they were not counted.
     """
 
     peak_bytes: int
     private_bytes: int
+    blocks: int
 
 
 class Done(NamedTuple):

@@ -260,12 +260,12 @@ class ThreadCrew:
             channel = ThreadChannel(number, self._voice)
             worker = Worker(channel, job, streams, mapping, in_thread=True)
             self.workers.append(_as_process(WorkerThread(number, streams, worker, self._voice)))
-        try:
-            for each in self.workers:
+        for each in self.workers:
+            try:
                 _as_thread(each).start()
-        except BaseException:  # the system has no more threads for us
-            self.retire()
-            raise
+            except RuntimeError as error:  # the system has no more threads for us
+                each.why_unable = str(error)
+                self._voice.say(each.number, _Gone())
 
     def register(self, poller: select.poll) -> None:
         """Have `poller` wake when anybody says something."""
@@ -324,6 +324,11 @@ class ThreadCrew:
         if isinstance(message, Task) and isinstance(message.indices, list):
             message = message._replace(indices=list(message.indices))  # a sampler's own, perhaps
         _as_thread(worker).channel.posted.append(message)
+
+    def dismiss(self, worker: WorkerProcess) -> None:
+        """Have one worker end in an orderly way."""
+        worker.is_retired = True
+        self.tell(worker, Retire())
 
     def refresh(self, dataset: Any) -> None:
         """Have all workers draw from this dataset."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from forebay import torch_compat
-from forebay.memory.peak import FaultMeter, PeakMeter, trim_heap
+from forebay.memory.peak import BlockCounter, FaultMeter, PeakMeter, trim_heap
 from forebay.transport.codec import Encoded, encode
 from forebay.transport.lease import INLINE_BYTES
 from forebay.units import MIB
@@ -131,6 +131,7 @@ class Worker:
         self._inbox: deque[Any] = deque()
         self._meter = PeakMeter()
         self._faults = FaultMeter()
+        self._blocks = BlockCounter()
         self._keep_bytes = 16 * MIB
         self._floor_bytes: int | None = None
         self._usual_holders: dict[Any, tuple[int, ...]] = {}  # kind of rows -> `count_holders`
@@ -221,10 +222,10 @@ class Worker:
         """Say `Done`, and what making it took."""
         if self._in_thread:
             # Meters read a whole process, which is the training code's: this is arithmetic.
-            self.channel.send(done._replace(made=Made(self._listed_bytes, 0)))
+            self.channel.send(done._replace(made=Made(self._listed_bytes, 0, -1)))
         elif task.is_metered:
             making = self._meter.stop(self._poured_bytes)
-            made = Made(making.peak_bytes, making.private_bytes)
+            made = Made(making.peak_bytes, making.private_bytes, self._blocks.count())
             self.channel.send(done._replace(made=made, faults=self._faults.stop()))
             self._trim_if_above_share(making.private_bytes)
         else:
