@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import resource
@@ -161,6 +162,59 @@ def limited(place: str, limit: str, above_now: int, **options: Any) -> None:
         if keeps:
             check_whole(batch, 2 * number)
     say(f"{len(kept)} batches")
+
+
+def no_more_files(place: str, kills: bool = False) -> None:
+    """The training code opens all that it may in the middle of an epoch; then a worker dies."""
+    warnings.simplefilter("default", forebay.ScarcityWarning)
+    taken: list[int] = []
+    kept: list[torch.Tensor] = []
+    iterator: Any = iter(make_loader(Numbered(200, 100_000)))
+    for batch in iterator:
+        check_whole(batch, 2 * len(kept))
+        kept.append(batch)
+        if len(kept) == 5:
+            number = len(os.listdir("/proc/self/fd")) + 8
+            resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            if kills:
+                os.kill(iterator._workers[0].pid, signal.SIGKILL)
+    for number, batch in enumerate(kept):
+        check_whole(batch, 2 * number)
+    say(f"{len(kept)} batches")
+    for fd in taken:
+        os.close(fd)
+
+
+def many_mappings(place: str, kind: str) -> None:
+    """Batches of many tensors, all kept: what each adds to the address space's list."""
+
+    def count() -> int:
+        return Path("/proc/self/maps").read_text().count("\n")
+
+    dataset = Pieces(12_800) if kind == "pieces" else Numbered(4000, 20_000)
+    options: dict[str, Any] = {"collate_fn": as_they_are} if kind == "pieces" else {}
+    iterator: Any = iter(make_loader(dataset, **options))
+    kept = [next(iterator)]  # what starting adds is there
+    counts = [count()]
+    for batch in itertools.islice(iterator, 12 if kind == "pieces" else 1999):
+        kept.append(batch)
+        counts.append(count())
+    added = max(after - before for before, after in itertools.pairwise(counts))
+    say(f"{len(kept)} batches, at most {added} at once, {counts[-1] - counts[0]} in all")
+
+
+class Pieces(Numbered):
+    """Samples of very many tensors of 64 bytes."""
+
+    def __init__(self, pieces: int) -> None:
+        super().__init__(26, 64)
+        self.pieces = pieces // 2  # of two samples a batch is made
+
+    def __getitem__(self, index: int) -> Any:
+        return [torch.full((16,), float(index)) for _ in range(self.pieces)]
 
 
 def read_address_space() -> int:

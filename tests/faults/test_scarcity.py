@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -100,6 +101,33 @@ def test_a_loader_goes_on_with_the_workers_that_descriptors_allow(
     assert (code, out) == (0, "100 batches\n")
     assert errors.count("ScarcityWarning") == 1
     assert "of 16 workers run" in errors
+    scene.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_files_that_run_out_in_the_middle_of_an_epoch_cost_no_batch(
+    play: Play, kills: bool
+) -> None:
+    scene = play("no_more_files", kills=kills)
+    code, out, errors = scene.finish()
+    assert (code, out) == (0, "100 batches\n")
+    assert ("was killed by SIGKILL" in errors) is kills
+    scene.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("kind", "batches"), [("pieces", 13), ("batches", 2000)], ids=["tiny tensors", "batches"]
+)
+def test_neither_tensors_nor_batches_cost_mappings(play: Play, kind: str, batches: int) -> None:
+    """`max_map_count` is 65,530: torch's loader needs one for each tensor that is kept."""
+    scene = play("many_mappings", kind=kind)
+    code, out, errors = scene.finish()
+    assert (code, errors) == (0, "")
+    said = re.fullmatch(r"(\d+) batches, at most (\d+) at once, (-?\d+) in all\n", out)
+    assert said is not None, out
+    assert int(said[1]) == batches
+    assert int(said[2]) <= 2
+    assert int(said[3]) <= 20, "the heap's own"
     scene.check_nothing_is_left()
 
 
@@ -204,6 +232,41 @@ def test_who_cannot_be_forked_anew_is_stood_for_by_another(
     assert [why for why in reasons if "Cannot allocate memory" in why]
     for one, other in zip(ours, whole, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class Refusing(Numbered):
+    """Once unpickled, in a template, only so many processes can be forked there."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(24, 100_000)
+        self.after = after
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        fork, done = os.fork, []
+
+        def refusing() -> int:
+            done.append(0)
+            if len(done) > self.after:
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            return fork()
+
+        os.fork = refusing
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("after", [1, 0])
+def test_a_template_of_its_own_that_cannot_fork_is_no_other_matter(method: str, after: int) -> None:
+    with forebay.DataLoader(
+        Refusing(after), 2, num_workers=3, timeout=30, multiprocessing_context=method
+    ) as loader:
+        if after:
+            with pytest.warns(forebay.ScarcityWarning, match="Cannot allocate memory"):
+                batches = list(loader)
+            assert [int(batch[0, 0]) for batch in batches] == list(range(0, 24, 2))
+        else:
+            with pytest.raises(forebay.WorkersUnavailable, match="Cannot allocate memory"):
+                list(loader)
 
 
 def test_a_stream_of_its_own_that_nobody_can_make_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
