@@ -16,6 +16,7 @@ from forebay.errors import (
     BatchExceedsBudget,
     BudgetTooSmall,
     BudgetWarning,
+    DamagedBatch,
     DuplicateSamplesWarning,
     Finding,
     ForebayError,
@@ -59,6 +60,11 @@ PARTS: dict[str, tuple[ForebayError, str, str, str, str]] = {
     "InvalidState": (
         InvalidState.about({"step": 4}, "it has no _num_yielded"),
         r"keys \['step'\]", "must be what state_dict", "The loader is as it was", "Give such a one",
+    ),
+    "DamagedBatch": (
+        DamagedBatch.about(300),
+        r"\(300 bytes\)", "its checksum is another one", "Nothing of it was unpickled",
+        "can go on with the next",
     ),
     "StateMismatch": (
         StateMismatch.about("num_workers", 4, 2),

@@ -449,6 +449,26 @@ class InvalidState(ForebayError, ValueError):  # noqa: N818
         )
 
 
+class DamagedBatch(ForebayError, RuntimeError):  # noqa: N818 - named for what it is about
+    """What says how a batch is put together is not what a worker wrote.
+
+    Attributes:
+        size_bytes: Its length.
+    """
+
+    size_bytes: int
+
+    @classmethod
+    def about(cls, size_bytes: int) -> Self:
+        """The error for a header of `size_bytes` whose checksum is wrong."""
+        return cls(
+            f"the header of a batch ({size_bytes} bytes) is damaged: its checksum is another one. "
+            "Nothing of it was unpickled. Something has written to memory that is not its own, or "
+            "the memory is faulty; iteration can go on with the next batch.",
+            size_bytes=size_bytes,
+        )
+
+
 class StateMismatch(ForebayError, AssertionError):  # noqa: N818
     """A loader cannot go on from the state that it was given; as torchdata, an AssertionError.
 

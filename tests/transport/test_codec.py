@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import forebay
 from forebay.transport.codec import decode, encode
 from forebay.units import KIB
 from tests.parity.batches import (
@@ -359,3 +360,70 @@ def test_views_of_one_storage_are_one_buffer_that_may_be_forsaken() -> None:
     del tensor
     assert len(encoded.buffers) == 1
     assert encoded.is_forsaken(0)
+
+
+# -- what is damaged -----------------------------------------------------------------------------
+
+
+@st.composite
+def damages(draw: st.DrawFn, head: bytes) -> bytes:
+    """Bits that turned, bytes that are gone or came on, or all of it something else."""
+    damaged = bytearray(head)
+    kind = draw(st.sampled_from(["turn", "cut", "grow", "replace"]))
+    if kind == "turn":
+        for at in draw(st.lists(st.integers(0, len(head) - 1), min_size=1, max_size=4)):
+            damaged[at] ^= draw(st.integers(1, 255))
+    elif kind == "cut":
+        del damaged[draw(st.integers(0, len(head) - 1)) :]
+    elif kind == "grow":
+        damaged += draw(st.binary(min_size=1, max_size=20))
+    else:
+        damaged = bytearray(draw(st.binary(max_size=200)))
+    return bytes(damaged)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), st.sampled_from(sorted(KINDS)))
+def test_a_damaged_header_is_refused_before_anything_of_it_is_unpickled(
+    data: st.DataObject, kind: str
+) -> None:
+    encoded = encode(KINDS[kind](2))
+    head = data.draw(damages(encoded.head))
+    if head == encoded.head:  # two bits that turned twice
+        return
+    with pytest.raises(forebay.DamagedBatch) as told:
+        decode(head, lay_out(encoded))
+    assert told.value.size_bytes == len(head)
+
+
+class Loud:
+    """Says so when it is unpickled."""
+
+    heard: list[int] = []
+
+    def __reduce__(self) -> Any:
+        return Loud.heard.append, (1,)
+
+
+def test_a_header_that_nobody_sealed_runs_no_code() -> None:
+    with pytest.raises(forebay.DamagedBatch):
+        decode(pickle.dumps(Loud()), ())
+    assert Loud.heard == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from(sorted(KINDS)))
+@pytest.mark.filterwarnings("ignore")
+def test_buffers_of_wrong_lengths_are_an_error_or_a_batch_and_never_a_crash(
+    data: st.DataObject, kind: str
+) -> None:
+    encoded = encode(KINDS[kind](2))
+    lengths = [len(buffer) for buffer in encoded.buffers]
+    drawn = [data.draw(st.integers(0, 2 * length + 8)) for length in lengths]
+    buffers: list[object] = [bytearray(length) for length in drawn]
+    if data.draw(st.booleans()) and buffers:
+        buffers.pop()
+    try:
+        freeze(decode(encoded.head, buffers))  # looks at every element
+    except Exception as error:
+        assert str(error) or type(error) is not Exception

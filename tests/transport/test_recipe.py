@@ -34,7 +34,7 @@ def recipe_of(batch: object) -> Recipe | None:
     encoded = encode(batch)
     buffers = lay_out(encoded)
     head = memoryview(encoded.head)
-    arrived = pickle.loads(head[4:], buffers=buffers)
+    arrived = pickle.loads(head[8:], buffers=buffers)
     return derive_recipe(arrived, buffers)
 
 

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from forebay.datasets.bounds import parse_memory
 from forebay.datasets.store import CacheStats, Store, find_least_bytes
-from forebay.errors import InvalidMemory
+from forebay.errors import DamagedBatch, InvalidMemory
 from forebay.transport.codec import decode, encode
 
 T_co = TypeVar("T_co", covariant=True)
@@ -146,8 +146,12 @@ class SharedCache(Dataset[T_co], Generic[T_co]):
         entry = self._store.try_read(number)
         if entry is None:
             return _MISSING
+        try:
+            sample = decode(*entry)
+        except DamagedBatch:  # made anew, as if it were not there
+            return _MISSING
         self._store.count_hit()
-        return decode(*entry)
+        return sample
 
     def _keep(self, index: Any, sample: Any) -> Any:
         """`sample`, which the dataset just made, and which is in the store now if it may be."""
