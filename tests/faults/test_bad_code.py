@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -148,6 +149,45 @@ def test_a_lambda_where_nothing_is_forked_is_refused_with_torchs_hint(method: st
         pytest.raises((AttributeError, TypeError, pickle.PicklingError), match="pickle"),
     ):
         iter(loader)
+
+
+class Holding(Numbered):
+    """Holds something in the depth of it that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.steps = {"first": [len, Steps(lambda: None)]}
+
+
+class Steps:
+    def __init__(self, function: Any) -> None:
+        self.functions = (str, function)
+
+
+def test_22_what_cannot_be_pickled_is_named() -> None:
+    loader = forebay.DataLoader(Holding(), num_workers=1, multiprocessing_context="spawn")
+    named = re.escape("is dataset.steps['first'][1].functions[1] (builtins.function).")
+    with (
+        pytest.warns(UserWarning, match=named),
+        pytest.raises((AttributeError, pickle.PicklingError)),
+    ):
+        iter(loader)
+
+
+def test_what_cannot_be_pickled_to_be_refreshed_is_named() -> None:
+    dataset = Numbered(8)
+    with forebay.DataLoader(
+        dataset, num_workers=1, persistent_workers=True, refresh_dataset=True
+    ) as loader:
+        list(loader)
+        dataset.given = threading.Lock()  # type: ignore[attr-defined]
+        with (
+            pytest.warns(UserWarning, match="cannot be pickled is dataset.given"),
+            pytest.raises(TypeError, match="lock"),
+        ):
+            list(loader)
+        del dataset.given  # type: ignore[attr-defined]
+        assert len(list(loader)) == 8
 
 
 def test_a_loader_that_cannot_start_leaves_no_descriptor() -> None:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, final
 from forebay.errors import NestedLoader
 from forebay.transport.lease import own_fork
 from forebay.workers.channel import Channel, ChannelClosed, make_channel_sockets
+from forebay.workers.culprit import find_culprit, name_culprit
 from forebay.workers.messages import (
     Exited,
     Hatched,
@@ -308,7 +309,15 @@ class Crew:
 
     def refresh(self, dataset: Any) -> None:
         """Have all workers, also those started later, draw from this dataset."""
-        self._refresh = Refresh(ForkingPickler.dumps(dataset).tobytes())
+        try:
+            self._refresh = Refresh(ForkingPickler.dumps(dataset).tobytes())
+        except Exception:
+            warnings.warn(
+                "refresh_dataset sends the dataset to its workers, and it cannot be pickled."
+                + _say_culprit(name_culprit(dataset, "dataset")),
+                stacklevel=2,
+            )
+            raise
         for worker in self._everybody():
             self.tell(worker, self._refresh)
 
@@ -447,7 +456,7 @@ class Crew:
                 process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
             channel.close()
-            warnings.warn(_PICKLE_HINT, stacklevel=2)
+            warnings.warn(_PICKLE_HINT + _say_culprit(find_culprit(job)), stacklevel=2)
             raise
         except BaseException:
             channel.close()
@@ -522,6 +531,10 @@ def _unwrap(error: Any) -> BaseException:
     except BaseException as raised:
         return raised
     raise AssertionError
+
+
+def _say_culprit(name: str) -> str:
+    return f" What cannot be pickled is {name}." if name else ""
 
 
 _PICKLE_HINT = (
