@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gc
 import threading
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,48 @@ def test_an_iterator_of_a_closed_loader_says_so(tmp_path: Path) -> None:
     with pytest.raises((StopIteration, RuntimeError)) as told:
         list(iterator)
     assert "timed out" not in str(told.value)
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_loader_may_be_closed_while_another_thread_waits_for_a_batch(backend: str) -> None:
+    gate = threading.Event()
+
+    def wait_at_gate(samples: Any) -> Any:
+        gate.wait(60)
+        return samples
+
+    loader = forebay.DataLoader(
+        Numbered(8),
+        num_workers=1,
+        worker_backend=backend,
+        collate_fn=wait_at_gate if backend == "thread" else wait_long,
+    )
+    told: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            list(loader)
+        except forebay.IteratorClosed as error:
+            told.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    time.sleep(0.5)
+    began = time.monotonic()
+    opener = threading.Timer(1.0, gate.set)
+    opener.start()
+    loader.close()
+    thread.join(5)
+    opener.join()
+    assert not thread.is_alive()
+    assert [type(error) for error in told] == [forebay.IteratorClosed]
+    assert time.monotonic() - began < 10, "the worker was asleep for a minute"
+    told.clear()
+
+
+def wait_long(samples: Any) -> Any:
+    time.sleep(60)
+    return samples
 
 
 def test_workers_can_be_asked_and_joined_from_any_thread(tmp_path: Path) -> None:

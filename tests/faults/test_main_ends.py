@@ -118,7 +118,6 @@ def test_a_script_that_ends_with_an_iterator_in_a_variable_is_silent(play: Play)
     assert errors == ""
 
 
-@pytest.mark.xfail(strict=False, reason="the exit waits for the lock that next() holds, at times")
 def test_the_interpreter_exits_while_a_daemon_thread_waits_in_next(play: Play) -> None:
     scene = play("daemon_thread_waits")
     scene.wait_for("asleep")

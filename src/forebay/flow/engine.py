@@ -20,8 +20,6 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
-import psutil
-
 from forebay.errors import (
     BudgetWarning,
     ForeignProcess,
@@ -39,22 +37,16 @@ from forebay.flow.plan import (
     count_free_files,
     decide_crew,
     decide_reserve,
+    guess_workers,
     make_order,
     make_settings,
     take_seat,
 )
 from forebay.flow.scheduler import Scheduler
 from forebay.flow.stall import StallWatch
+from forebay.flow.tally import Tally, read_cpu_s
 from forebay.memory.ledger import Ledger
-from forebay.memory.planner import (
-    PARKED_BYTES,
-    WORKER_BYTES,
-    ZYGOTE_BYTES,
-    CrewPlan,
-    Lessons,
-    estimate_threads,
-    split_streams,
-)
+from forebay.memory.planner import Lessons, split_streams
 from forebay.memory.probe import Probe
 from forebay.memory.tables import find_tables
 from forebay.transport.arena import Arena
@@ -91,6 +83,8 @@ _EXIT_PATIENCE_S = 2.0
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
+_EXITING = threading.Event()
+
 
 def _find_zygotes() -> list[int]:
     """The templates of all engines of this process."""
@@ -101,6 +95,7 @@ def _find_zygotes() -> list[int]:
 @atexit.register
 def _close_all() -> None:
     """An orderly end, exit functions included, for iterators that live until the end."""
+    _EXITING.set()
     for engine in list(_engines):
         engine.close(patience_s=_EXIT_PATIENCE_S)
 
@@ -152,7 +147,7 @@ class Engine:
         self._lock = threading.Lock()
         self._probe = Probe()
         self._is_closed = False
-        self._is_unwanted = False
+        self._is_unwanted = self._is_asked_to_close = False
         self._is_exhausted = False
         self._is_consumer_here = False
         self._delivered_s = time.monotonic()
@@ -160,7 +155,7 @@ class Engine:
         self._lone_since_s = time.monotonic()
         self.lender = Lender(self.arena)
         self.ledger = Ledger(seat)
-        guess_bytes = _guess_workers(crew_plan)
+        guess_bytes = guess_workers(crew_plan)
         self.ledger.workers_bytes = guess_bytes
         self.ledger.sync()
         try:
@@ -186,7 +181,7 @@ class Engine:
             self.scheduler, plan.budget, self._probe, self._owner_pid, _find_zygotes
         )
         self._stalls = StallWatch(self.scheduler, self._probe, plan.stall_report_s)
-        self._stats = _Tally()
+        self._stats = Tally()
         for worker in self.crew.workers:
             self.crew.tell(worker, Keep(self.scheduler.settings.keep_bytes))
         self._has_warned_hoarding = False
@@ -215,9 +210,18 @@ class Engine:
         Raises:
             StopIteration: The epoch is over.
             RuntimeError: torch's own sentence, after `timeout_s`.
+            IteratorClosed: The loader was closed, perhaps by another thread meanwhile.
             Exception: What the user's code raised in the worker.
         """
         self._refuse_foreign()
+        try:
+            return self._take(timeout_s)
+        except IteratorClosed:
+            if _EXITING.is_set():  # only daemon threads are left: the interpreter ends under them
+                threading.Event().wait()
+            raise
+
+    def _take(self, timeout_s: float) -> Any:
         with self._lock:
             if self._is_exhausted:  # another thread met the end first
                 raise StopIteration
@@ -261,6 +265,8 @@ class Engine:
         while True:
             had_idle = scheduler.has_idle_worker
             scheduler.listen(self._choose_wait(patient_since, timeout_s))
+            if self._is_asked_to_close:
+                raise IteratorClosed.about()
             now = time.monotonic()
             if had_idle:
                 scheduler.ahead.note_idle(now - last)
@@ -411,7 +417,7 @@ class Engine:
             self._rescue_lone_fetch(now_s)
 
     def _rescue_lone_fetch(self, now_s: float) -> None:
-        cpu_s = _read_cpu_s(self.scheduler.roster.busy_pids())
+        cpu_s = read_cpu_s(self.scheduler.roster.busy_pids())
         is_working = cpu_s - self._lone_cpu_s > 0.1 * _LONE_S
         if is_working and not self.scheduler.ahead.slow_start.is_cheap:  # leave it alone
             self._lone_cpu_s, self._lone_since_s = cpu_s, now_s
@@ -527,11 +533,13 @@ class Engine:
         """End all processes and let go of everything. Delivered batches stay valid.
 
         Args:
-            patience_s: How long to wait for a thread that is in `next`; -1 is for ever.
-                After that the workers are killed, which ends its wait.
+            patience_s: How long to wait for the lock; -1 is for ever. A thread that waits in `next`
+                lets go of it at its next look, and is told `IteratorClosed`; user code that a
+                sampler runs there may take longer. After that the workers are killed.
         """
         if self._is_closed or os.getpid() != self._owner_pid:
             return
+        self._is_asked_to_close = True
         if not self._lock.acquire(timeout=patience_s):
             self.crew.kill()
             return
@@ -552,39 +560,3 @@ class Engine:
         finally:
             self._lock.release()
         self._clock.stop()
-
-
-@final
-class _Tally:
-    """Counters of what was delivered."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-        self.samples = 0
-        self.bytes = 0
-        self.wait_s = 0.0
-
-    def note(self, buffers: list[Any], waited_s: float, samples: int) -> None:
-        self.batches += 1
-        self.samples += samples
-        self.bytes += sum(map(len, buffers))
-        self.wait_s += waited_s
-
-
-def _guess_workers(plan: CrewPlan) -> int:
-    """What zygote and workers may take, before anything was read."""
-    if plan.in_threads:
-        return estimate_threads(plan.workers)
-    parked = max(0, plan.workers - plan.tokens)
-    return ZYGOTE_BYTES + plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
-
-
-def _read_cpu_s(pids: list[int]) -> float:
-    total = 0.0
-    for pid in pids:
-        try:
-            times = psutil.Process(pid).cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system
-    return total

@@ -215,3 +215,11 @@ def _decide_heap_share(budget_bytes: int, workers: int) -> int:
     memory that does nothing.
     """
     return min(16 * MIB, max(MIB, budget_bytes // (16 * workers)))
+
+
+def guess_workers(plan: CrewPlan) -> int:
+    """What zygote and workers may take, before anything was read."""
+    if plan.in_threads:
+        return estimate_threads(plan.workers)
+    parked = max(0, plan.workers - plan.tokens)
+    return ZYGOTE_BYTES + plan.tokens * WORKER_BYTES + parked * PARKED_BYTES
