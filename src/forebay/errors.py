@@ -174,11 +174,16 @@ class BudgetTooSmall(ForebayError, ValueError):  # noqa: N818
 
     @classmethod
     def about(
-        cls, budget_bytes: int, workers_bytes: int, batch_bytes: int, batch_size: int | None
+        cls,
+        budget_bytes: int,
+        workers_bytes: int,
+        batch_bytes: int,
+        batch_size: int | None,
+        who: str = "one worker with its template takes",
     ) -> Self:
-        """The error for a budget beside what a worker and a batch take."""
+        """The error for a budget beside what a worker, or whoever it is, and a batch take."""
         needed_bytes = workers_bytes + batch_bytes
-        parts = f"one worker with its template takes {format_bytes(workers_bytes)}"
+        parts = f"{who} {format_bytes(workers_bytes)}"
         if batch_bytes:
             parts += f" and one batch {format_bytes(batch_bytes)}"
         return cls(

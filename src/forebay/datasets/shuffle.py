@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import random
 import warnings
@@ -24,7 +25,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from forebay.datasets.bounds import parse_memory
 from forebay.datasets.sizes import estimate_bytes
 from forebay.datasets.witness import SAMPLES, Witness, digest_sample
-from forebay.errors import DuplicateSamplesWarning
+from forebay.errors import BudgetTooSmall, DuplicateSamplesWarning
+from forebay.memory.allowance import get_budget
+from forebay.memory.planner import WORKER_BYTES, ZYGOTE_BYTES
+from forebay.memory.policy import PROMISED_FRAC
 from forebay.units import format_bytes
 
 T = TypeVar("T")
@@ -56,6 +60,8 @@ class ShuffleBuffer(IterableDataset[T], Generic[T]):
     Raises:
         InvalidMemory: `memory` names no bytes.
         ValueError: `seed` and `generator` are both given, or `most_samples` is below 1.
+        BudgetTooSmall: While it is iterated by a loader whose fixed budget cannot hold what the
+            buffers hold: from the moment when they would pass it.
     """
 
     def __init__(
@@ -126,7 +132,7 @@ class ShuffleBuffer(IterableDataset[T], Generic[T]):
         held: list[T] = []
         sizes: list[int] = []
         total = 0
-        most = self.most_samples
+        most, room_bytes = self.most_samples, _find_room_bytes(workers)
         for sample in source:
             size = estimate_bytes(sample)
             if size > bound_bytes:
@@ -136,6 +142,8 @@ class ShuffleBuffer(IterableDataset[T], Generic[T]):
                 _move_to_end(held, sizes, rng)
                 total -= sizes.pop()
                 yield held.pop()
+            if total + size > room_bytes and self._forecast_bytes:
+                self._refuse_above_budget(workers)
             held.append(sample)
             sizes.append(size)
             total += size
@@ -160,6 +168,14 @@ class ShuffleBuffer(IterableDataset[T], Generic[T]):
             text += f"; {most} samples would take {format_bytes(wanted * workers)}"
         _log.info(text, workers, *shares)
 
+    def _refuse_above_budget(self, workers: int) -> None:
+        """This buffer is as full as its part of the loader's budget allows, and would grow."""
+        budget_bytes = get_budget() or 0
+        held_bytes = _find_bare_bytes(workers) + (self._forecast_bytes or 0)
+        needed_bytes = int(held_bytes / PROMISED_FRAC) + 1
+        who = f"{workers} worker(s) with shuffle buffers that are full take"
+        raise BudgetTooSmall.about(budget_bytes, needed_bytes, 0, None, who)
+
     def _watch(self, source: Iterable[T], worker: int, epoch: int) -> Iterator[T]:
         """The samples, the first of which are compared with the other workers'."""
         digests = b""
@@ -183,6 +199,18 @@ class ShuffleBuffer(IterableDataset[T], Generic[T]):
             DuplicateSamplesWarning,
             stacklevel=2,
         )
+
+
+def _find_room_bytes(workers: int) -> float:
+    """What each buffer may hold below the loader's budget; no bound where that is not fixed."""
+    budget_bytes = get_budget()
+    if budget_bytes is None:
+        return math.inf
+    return max(0, PROMISED_FRAC * budget_bytes - _find_bare_bytes(workers)) / workers
+
+
+def _find_bare_bytes(workers: int) -> int:
+    return ZYGOTE_BYTES + workers * WORKER_BYTES
 
 
 def _move_to_end(held: list[T], sizes: list[int], rng: random.Random) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any, final
 
 from forebay import torch_compat
@@ -63,10 +64,11 @@ class LoaderIterator(_QuickNext, torch_compat.BaseLoaderIterator):
                 self._base_seed = checkpoint.base_seed or 0
             starts = checkpoint.make_starts(loader, iter(self._index_sampler))
         self._progress.base_seed = int(self._base_seed)
+        fixed = plan.budget.size_bytes if plan.budget.is_fixed else None
         self._make_engine = functools.partial(
             Engine,
             plan,
-            make_job(self._base_seed, starts),
+            replace(make_job(self._base_seed, starts), budget_bytes=fixed),
             context,
             legacy,
             lessons,

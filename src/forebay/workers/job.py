@@ -32,6 +32,7 @@ class Job:
         seeding: How random state relates to batches.
         snapshot_every: A dataset with a state of its own tells it after each so many batches.
         starts: Where each stream begins, when the loader resumes.
+        budget_bytes: The loader's budget if it is a fixed one.
     """
 
     dataset: Any
@@ -47,3 +48,4 @@ class Job:
     seeding: Seeding
     snapshot_every: int = 1
     starts: tuple[Start, ...] = ()
+    budget_bytes: int | None = None

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from forebay import torch_compat
+from forebay.memory.allowance import set_budget
 from forebay.memory.peak import BlockCounter, FaultMeter, PeakMeter, trim_heap
 from forebay.transport.codec import Encoded, encode
 from forebay.transport.lease import INLINE_BYTES
@@ -144,6 +145,7 @@ class Worker:
         Raises:
             ChannelClosed: Nobody is there any more, or it was told to leave at once.
         """
+        set_budget(self._job.budget_bytes)
         self._streams.start_all()
         self._tell_news()
         while True:
