@@ -343,6 +343,6 @@ class Rig:
 
     def close(self) -> None:
         self.held.clear()
-        self.admission.close()
+        self.scheduler.close()
         self.crew.close()
         self.arena.close()

@@ -10,7 +10,7 @@ Runs under the engine's lock, like the scheduler, which is its only caller.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, final
 
 from forebay.errors import BatchExceedsBudget, BudgetTooSmall, WorkersUnavailable
@@ -384,8 +384,12 @@ class Admission:
         available = asked - (needed - size_bytes)
         return BatchExceedsBudget.about(number, size_bytes, asked, available, batch_size)
 
-    def close(self) -> None:
-        """Nothing is delivered any more."""
+    def close(self, landed: Iterable[Any], drafts: Iterable[Draft]) -> None:
+        """Nothing is delivered any more: let go of what is ready, and of what was in the making."""
+        for each in landed:
+            self.drop_landed(each)
+        for draft in drafts:
+            self.drop(draft)
         self._spill.close()
 
     # -- arithmetic -----------------------------------------------------------------------------

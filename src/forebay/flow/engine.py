@@ -553,7 +553,8 @@ class Engine:
             self._is_closed = True
             self.lender.attach_bell(-1)
             self.crew.retire()
-            self.admission.close()
+            self.scheduler.close()
+            self.lender.settle()
             self.arena.close()
             self._seat.leave()
             _engines.discard(self)

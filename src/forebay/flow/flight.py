@@ -89,6 +89,11 @@ class Flight:
         self.poured_bytes = 0  # of it, what it has already and gives up for it
 
     @property
+    def drafts(self) -> list[Draft]:
+        """Blocks that are its own."""
+        return [draft for draft in (self.draft, self.spare) if draft is not None]
+
+    @property
     def pouring(self) -> tuple[int, int]:
         """Which worker gives up how much of what it was promised."""
         return self.worker.number, self.poured_bytes

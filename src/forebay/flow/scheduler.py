@@ -158,6 +158,11 @@ class Scheduler:
             if flight.need_bytes:
                 self._deny(flight)
 
+    def close(self) -> None:
+        """Let go of all that was not delivered."""
+        drafts = [draft for flight in self._flights.values() for draft in flight.drafts]
+        self.admission.close(self._landed.values(), drafts)
+
     def _make_in_vain(self, ticket: Ticket) -> None:
         """Have a stream make a batch that nobody gets, for what it does to the stream."""
         self.recovery.trails.note_sent(ticket, ticket.stream)
@@ -394,9 +399,8 @@ class Scheduler:
         self._arrived.append(serial)
 
     def _drop_drafts(self, flight: Flight) -> None:
-        for draft in (flight.draft, flight.spare):
-            if draft is not None:
-                self.admission.drop(draft)
+        for draft in flight.drafts:
+            self.admission.drop(draft)
 
     def _look_for_losses(self) -> None:
         for worker in self.recovery.find_dead():
@@ -463,11 +467,8 @@ class Scheduler:
         return any(not self._flights[serial].need_bytes for serial in self.roster.firsts())
 
     def _count_stranded_bytes(self) -> int:
-        return sum(
-            flight.draft.block.capacity_bytes
-            for flight in self._flights.values()
-            if flight.need_bytes and flight.draft is not None
-        )
+        waiting = (flight.draft for flight in self._flights.values() if flight.need_bytes)
+        return sum(draft.block.capacity_bytes for draft in waiting if draft is not None)
 
     def _is_next(self, serial: int) -> bool:
         """Whether the consumer gets this batch before any other."""
@@ -580,8 +581,8 @@ class Scheduler:
     @property
     def waits_for_token(self) -> bool:
         """Whether an idle worker has a ticket that only the number of tokens holds back."""
-        busy = self.roster.count_busy()
-        return bool(self._pending) and self.ahead.tokens <= busy < len(self.crew.workers)
+        can_more = self.ahead.tokens <= self.roster.count_busy() < len(self.crew.workers)
+        return bool(self._pending) and can_more
 
     def add_token(self) -> None:
         """One more fetch at once: those that run may be waiting for one that does not."""

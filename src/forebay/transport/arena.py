@@ -286,7 +286,13 @@ class Arena:
         return given
 
     def close(self) -> None:
-        """Let go of the mapping. Views that consumers hold keep it alive until they die."""
+        """Let go of the mapping. Views that consumers hold keep it alive until they die.
+
+        Free pages go back at once: whoever was forked meanwhile, as the workers of another
+        loader, maps them too, and would keep them for as long as it lives.
+        """
+        if self._pages.fd >= 0:
+            self.give_back(self.touched_bytes)
         self._pages.close()
 
     def _find_stretch(self, capacity: int) -> tuple[int, int]:
