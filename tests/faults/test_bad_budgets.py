@@ -266,3 +266,20 @@ def test_off_is_torchs_own_engine(tmp_path: Path) -> None:
     assert len(list(loader)) == 12
     assert count_lines(tmp_path / "n") == 2
     assert loader.stats().batches == 0
+
+
+@pytest.mark.filterwarnings("ignore::forebay.BudgetWarning")
+def test_a_loader_for_which_others_leave_no_room_is_told_what_all_of_them_need() -> None:
+    budget = forebay.Budget("30MiB")
+    options: dict[str, Any] = {"num_workers": 2, "memory_budget": budget}
+    loaders: list[Any] = [forebay.DataLoader(Numbered(64, 50_000), 8, **options) for _ in range(3)]
+    iterators: list[Any] = []
+    try:
+        with pytest.raises(forebay.BudgetTooSmall) as told:
+            iterators.extend(map(iter, loaders))
+        assert told.value.budget_bytes == 30 * MIB
+        assert told.value.needed_bytes > 30 * MIB
+        assert "its other loaders hold" in str(told.value)
+    finally:
+        for loader in loaders:
+            loader.close()

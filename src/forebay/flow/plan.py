@@ -32,7 +32,7 @@ from forebay.memory.policy import PROMISED_FRAC
 from forebay.memory.probe import Probe
 from forebay.memory.seats import Seat
 from forebay.options import Backend
-from forebay.units import GIB, MIB
+from forebay.units import GIB, MIB, format_bytes
 from forebay.workers.job import Job
 from forebay.workers.streams import mix_seed
 
@@ -137,7 +137,15 @@ def decide_crew(plan: Plan, seat: Seat, num_streams: int, free_files: int) -> Cr
             planned = plan_threads(seat.allowance_bytes, num_streams, instead_of=planned)
     if isinstance(planned, TooSmall):
         needed = int(planned.needed_bytes / PROMISED_FRAC) + 1
-        raise BudgetTooSmall.about(seat.whole_bytes, needed, 0, plan.batch_size)
+        others = seat.others_bytes
+        if not others:
+            raise BudgetTooSmall.about(seat.whole_bytes, needed, 0, plan.batch_size)
+        who = (
+            f"its other loaders hold {format_bytes(others)}, and together with one worker and its "
+            "template that is"
+        )
+        whole = seat.whole_bytes + others
+        raise BudgetTooSmall.about(whole, needed + others, 0, plan.batch_size, who)
     most = plan.max_workers if plan.may_merge and plan.max_workers else num_streams
     workers = min(planned.workers, most)
     because = planned.because

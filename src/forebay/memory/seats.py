@@ -130,6 +130,11 @@ class Seat:
         return self._table.whole_bytes - self._count_others()
 
     @property
+    def others_bytes(self) -> int:
+        """What the other loaders of the budget hold, or are to have in any case."""
+        return self._count_others()
+
+    @property
     def withheld_bytes(self) -> int:
         """What the machine does not leave of it for the moment."""
         return self._table.asked_bytes - self._table.whole_bytes
