@@ -20,8 +20,8 @@ from forebay.memory.packed import PackedList
 COUNT = 200_000
 
 
-def dicts() -> Iterator[dict[str, Any]]:
-    for i in range(COUNT):
+def dicts(count: int = COUNT) -> Iterator[dict[str, Any]]:
+    for i in range(count):
         yield {"id": i, "label": i % 1000, "weight": i / 3, "path": f"images/{i:08d}.jpg"}
 
 
@@ -90,10 +90,11 @@ def grow_in_worker(data: Any, order: Any) -> int:
 
 
 def fork() -> dict[str, int]:
-    packed = PackedList(dicts())
-    records = list(dicts())
+    count = 3 * COUNT  # the half MiB that any worker copies of the interpreter is little beside it
+    packed = PackedList(dicts(count))
+    records = list(dicts(count))
     # Not a list: its own integers would be copied, as the records' are.
-    order = np.random.default_rng(0).permutation(COUNT)
+    order = np.random.default_rng(0).permutation(count)
     gc.collect()
     gc.freeze()
     return {
