@@ -42,9 +42,16 @@ def fill(mapping: mmap.mmap) -> None:
         mapping[place] = 1
 
 
+def take(length: int) -> mmap.mmap:
+    """Private memory that goes when it is closed. What malloc gives out may lie in a hole that
+    earlier tests left in the heap, and stay there."""
+    held = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    fill(held)
+    return held
+
+
 def make_transient() -> None:
-    held = b"x" * (100 * MIB)
-    del held
+    take(100 * MIB).close()
 
 
 def test_a_transient_is_seen_after_it_was_freed(meter: PeakMeter) -> None:
@@ -59,9 +66,9 @@ def test_shared_pages_that_grow_below_the_peak_are_not_making(
     meter: PeakMeter, shared: mmap.mmap
 ) -> None:
     meter.start()
-    held = b"x" * (100 * MIB)
+    held = take(100 * MIB)
     fill(shared)
-    del held
+    held.close()
     assert meter.stop().peak_bytes == pytest.approx(100 * MIB, rel=0.05)
 
 
@@ -121,7 +128,7 @@ def test_what_a_fetch_keeps_is_private_afterwards(meter: PeakMeter) -> None:
     meter.start()
     before = meter.stop().private_bytes
     meter.start()
-    held = b"x" * (100 * MIB)
+    held = take(100 * MIB)
     making = meter.stop()
     assert making.private_bytes - before == pytest.approx(len(held), rel=0.05)
     assert making.peak_bytes == pytest.approx(len(held), rel=0.05)
@@ -183,7 +190,7 @@ def test_with_clear_refs_closed_the_growth_that_stays_is_the_peak(tmp_path: Path
     meter = PeakMeter(Roots(proc=tmp_path))
     meter.start()
     make_transient()
-    held = b"x" * (60 * MIB)  # too large for what the allocator may still have
+    held = take(60 * MIB)
     making = meter.stop()
     meter.close()
     assert making.peak_bytes == pytest.approx(len(held), rel=0.05)

@@ -171,3 +171,49 @@ def test_what_dies_in_the_child_takes_nothing_from_the_parent(arena: Arena, lend
     assert fork_and_check(drop_and_settle, lambda: None)
     assert is_counting(held[0], 0)
     assert lender.lent_bytes > 0
+
+
+def end(arena: Arena, lender: Lender) -> None:
+    """As an engine does."""
+    lender.close()
+    arena.close()
+
+
+def test_what_a_child_lets_go_of_after_the_end_is_still_the_parents(
+    arena: Arena, lender: Lender
+) -> None:
+    # Workers of another loader are forked with all that the parent holds, and may drop it.
+    held = [deliver(arena, lender, counting(5, LARGE))]
+    end(arena, lender)
+
+    def let_go() -> bool:
+        held.clear()
+        return True
+
+    with own_fork():
+        assert fork_and_check(let_go, lambda: None)
+    assert is_counting(held[0], 5)
+
+
+def test_a_forked_child_sees_its_batch_after_the_parent_closed_and_let_go(
+    arena: Arena, lender: Lender
+) -> None:
+    held = [deliver(arena, lender, counting(5, LARGE))]
+    kept = list(held)
+    end(arena, lender)
+
+    def drop_all() -> None:
+        held.clear()
+        kept.clear()
+
+    assert fork_and_check(lambda: is_counting(kept[0], 5), drop_all)
+
+
+def test_a_batch_forked_before_the_end_stays_with_its_child(arena: Arena, lender: Lender) -> None:
+    held = [deliver(arena, lender, counting(5, LARGE))]
+
+    def end_and_let_go() -> None:
+        end(arena, lender)
+        held.clear()
+
+    assert fork_and_check(lambda: is_counting(held[0], 5), end_and_let_go)

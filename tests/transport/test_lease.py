@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from forebay.transport.arena import Arena
 from forebay.transport.codec import decode
 from forebay.transport.lease import SMALL_BYTES, Draft, Lender
+from forebay.transport.pages import SharedPages
 from forebay.units import KIB, MIB, PAGE_BYTES, round_up_to_page
 from tests.parity.batches import counting
 from tests.transport.parcels import deliver, seal
@@ -265,6 +267,57 @@ def test_batches_outlive_the_lender_and_the_arena() -> None:
     tensor.add_(1)
     assert tensor.tolist() == counting(1, LARGE).tolist()
     assert np.array_equal(array, np.arange(LARGE))
+
+
+def close_watched(arena: Arena, lender: Lender) -> int:
+    """End both as an engine does; a descriptor that still leads to the pages."""
+    watched = os.dup(arena.fd)
+    lender.close()
+    arena.close()
+    return watched
+
+
+def resident_bytes(fd: int) -> int:
+    return os.fstat(fd).st_blocks * 512
+
+
+@pytest.mark.skipif(not SharedPages.can_give_back, reason="this system takes no pages back")
+def test_a_view_that_outlived_its_loader_gives_its_pages_back_alone() -> None:
+    # Others may map the arena for as long as they live: workers forked while it was there.
+    arena = Arena(16 * MIB)
+    lender = Lender(arena)
+    first = deliver(arena, lender, counting(0, LARGE))
+    pair = deliver(arena, lender, [counting(0, LARGE), counting(1, LARGE)])
+    watched = close_watched(arena, lender)
+    del arena, lender
+    gc.collect()
+    assert resident_bytes(watched) == 3 * LARGE_BYTES
+    del first
+    assert resident_bytes(watched) == 2 * LARGE_BYTES
+    kept = pair.pop()
+    pair.clear()
+    assert resident_bytes(watched) == LARGE_BYTES
+    assert kept.tolist() == counting(1, LARGE).tolist()
+    thread = threading.Thread(target=lambda held: held.clear(), args=([kept],))
+    del kept
+    thread.start()
+    thread.join()
+    del thread
+    assert resident_bytes(watched) == 0
+    os.close(watched)
+
+
+@pytest.mark.skipif(not SharedPages.can_give_back, reason="this system takes no pages back")
+def test_a_closed_loader_keeps_no_free_part_of_a_block_of_which_another_lives() -> None:
+    arena = Arena(16 * MIB)
+    lender = Lender(arena)
+    pair = deliver(arena, lender, [counting(0, LARGE), counting(1, LARGE)])
+    kept = pair.pop()
+    del pair
+    watched = close_watched(arena, lender)
+    assert resident_bytes(watched) == LARGE_BYTES
+    assert kept.tolist() == counting(1, LARGE).tolist()
+    os.close(watched)
 
 
 # -- whatever is done, in whatever order -----------------------------------------------------------

@@ -79,5 +79,11 @@ def test_a_view_keeps_the_memory_after_the_end() -> None:
     assert block is not None
     fill(arena, block)
     view = (ctypes.c_char * 8192).from_buffer(arena.mapping, block.offset)
+    others = arena.place(100_000)
+    assert others is not None
+    fill(arena, others)
+    arena.drop(others)
     arena.close()
     assert view.raw == b"\1" * 8192
+    # The mapping lives as long as the view: what is not viewed must not live with it.
+    assert arena.read_resident_bytes() == 8192

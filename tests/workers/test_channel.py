@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -220,3 +221,23 @@ def test_forgotten_channels_are_closed_and_others_made_after_live() -> None:
     after = Channel(theirs, is_blocking=False)
     assert after.fileno() >= 0
     after.close()
+
+
+def test_a_channel_that_dies_in_a_cycle_is_closed_by_its_owner_only() -> None:
+    class Owner:
+        """Younger than its channel's socket, which the collector meets first."""
+
+        def __init__(self, channel: Channel) -> None:
+            self.channel, self.itself = channel, self
+
+        def __del__(self) -> None:
+            self.channel.send(b"last words")
+            self.channel.close()
+
+    ours, theirs = socket.socketpair()
+    other = Channel(theirs, is_blocking=True)
+    owner = Owner(Channel(ours, is_blocking=False))
+    del ours, owner
+    gc.collect()
+    assert other.receive() == [b"last words"]
+    other.close()

@@ -167,12 +167,25 @@ class Engine:
             self.arena.close()
             seat.leave()
             raise
+        self._has_warned_hoarding = False
+        self._has_warned_outgrown = False
+        try:
+            self._arrange(progress)
+        except BaseException:  # Ctrl-C comes at any time
+            self.crew.retire()
+            self.arena.close()
+            seat.leave()
+            raise
+
+    def _arrange(self, progress: Progress) -> None:
+        """Put around the crew who decides and who looks."""
+        plan, job, seat, lessons = self._plan, self._job, self._seat, self._lessons
         self.admission = Admission(self.arena, self.lender, self.ledger, lessons)
         self.scheduler = Scheduler(
             self.crew,
             self.admission,
             make_order(plan, job, progress.first_epoch),
-            make_settings(plan, seat, job, crew_plan),
+            make_settings(plan, seat, job, self.crew_plan),
             progress,
             job.starts,
             self._probe.read_events,
@@ -184,8 +197,6 @@ class Engine:
         self._stats = Tally()
         for worker in self.crew.workers:
             self.crew.tell(worker, Keep(self.scheduler.settings.keep_bytes))
-        self._has_warned_hoarding = False
-        self._has_warned_outgrown = False
         _engines.add(self)
         with self._lock:  # its thread may tick before this returns
             self._clock = Clock(self)
@@ -554,7 +565,7 @@ class Engine:
             self.lender.attach_bell(-1)
             self.crew.retire()
             self.scheduler.close()
-            self.lender.settle()
+            self.lender.close()
             self.arena.close()
             self._seat.leave()
             _engines.discard(self)

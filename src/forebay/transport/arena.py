@@ -288,12 +288,16 @@ class Arena:
     def close(self) -> None:
         """Let go of the mapping. Views that consumers hold keep it alive until they die.
 
-        Free pages go back at once: whoever was forked meanwhile, as the workers of another
-        loader, maps them too, and would keep them for as long as it lives.
+        Free pages go back at once: a view keeps the whole mapping, and whoever was forked
+        meanwhile, as the workers of another loader, maps them too for as long as it lives.
         """
-        if self._pages.fd >= 0:
-            self.give_back(self.touched_bytes)
+        self.give_back(self.touched_bytes)
         self._pages.close()
+
+    def give_back_part(self, offset: int, length: int) -> None:
+        """Return a part's pages to the kernel after `close`, when its last view has died."""
+        if self._pages.can_give_back:
+            self._pages.give_back(offset, length)
 
     def _find_stretch(self, capacity: int) -> tuple[int, int]:
         """The warm range that needs the fewest cold bytes behind it to hold `capacity`.

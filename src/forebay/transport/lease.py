@@ -119,19 +119,26 @@ class _Returns(deque[Any]):
 
     `wanted` is set by the scheduler when it is short of memory; a finaliser then writes to
     `bell`, a descriptor that the clock polls: a write needs no lock.
+
+    `closed_arena` is set once nobody settles any more: then finalisers give pages back.
     """
 
-    __slots__ = ("bell", "wanted")
+    __slots__ = ("bell", "closed_arena", "owner_pid", "wanted")
 
     def __init__(self) -> None:
         super().__init__()
         self.bell = -1
         self.wanted = False
+        self.closed_arena: Arena | None = None
+        self.owner_pid = os.getpid()
 
 
 def _end(lease: Any) -> None:
     """Runs in any thread, also inside the garbage collector: may append, may not lock."""
     returns = lease.queue
+    if returns.closed_arena is not None:
+        _end_late(lease, returns.closed_arena)
+        return
     returns.append(lease)
     if returns.wanted and returns.bell >= 0:
         returns.wanted = False
@@ -140,6 +147,21 @@ def _end(lease: Any) -> None:
 
 
 _RING = (1).to_bytes(8, "little")  # what an eventfd wants to be written
+
+
+def _end_late(lease: Any, arena: Arena) -> None:
+    """The last view of a batch died after its loader had closed.
+
+    The mapping may go on without us: the workers of another loader were forked while it was
+    there. A child's own copy of the view says nothing about its parent's.
+    """
+    if _orphans.pop(id(lease), None) is not None and os.getpid() == lease.queue.owner_pid:
+        with contextlib.suppress(OSError, ValueError):
+            arena.give_back_part(lease.offset, lease.length)
+
+
+_orphans: dict[int, Lease] = {}
+"""Leases of closed loaders, by identity: a weak reference that died tells of nothing."""
 
 
 _lenders: weakref.WeakSet[Lender] = weakref.WeakSet()
@@ -158,6 +180,7 @@ def own_fork() -> Iterator[None]:
 
 def _before_fork() -> None:
     if not getattr(_own_fork, "active", False):
+        _orphans.clear()  # the child's views must stay what they were
         for lender in list(_lenders):
             lender.note_foreign_fork()
 
@@ -260,6 +283,17 @@ class Lender:
             for offset, length in parts.free:
                 self._arena.split_off(parts.block, offset, length)
             parts.free.clear()
+
+    def close(self) -> None:
+        """Nobody will settle any more: what ends from now on gives its pages back by itself."""
+        self._ended.closed_arena = self._arena
+        self.settle()
+        self.scavenge()
+        for lease in self._open.values():
+            if lease.epoch == self._fork_epoch:
+                _orphans[id(lease)] = lease
+                if lease() is None:  # it ended meanwhile, in another thread
+                    _end_late(lease, self._arena)
 
     def attach_bell(self, fd: int) -> None:
         """Where a finaliser writes when somebody waits for a lease; -1 for nowhere."""

@@ -15,14 +15,16 @@ import pickle
 import select
 import socket
 import struct
-import weakref
 from typing import Any, final
 
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 256 * 1024
 _MAX_FDS = 16
 
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+_channels: set[Channel] = set()
+"""Those that are open. Held, not only known: where a loader dies in a cycle of garbage, the
+collector finalises all of it in any order, and a socket that it closed first could not be used
+any more to end the workers."""
 
 
 class ChannelClosed(Exception):  # noqa: N818 - an end, not a mistake
@@ -139,6 +141,7 @@ class Channel:
     def close(self) -> None:
         """Close this end; harmless when it is closed."""
         self._sock.close()
+        _channels.discard(self)
         for fd in self._fds:
             if fd >= 0:
                 os.close(fd)
@@ -188,17 +191,15 @@ def make_channel_sockets() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def _close_all_in_child() -> None:
-    """A forked child of user code must not keep the workers' channels open after us."""
+def forget_channels() -> None:
+    """Close every channel inherited from the process that this one was forked from.
+
+    A forked child of user code must not keep the workers' channels open after us.
+    """
     for channel in list(_channels):
         channel._sock.close()  # noqa: SLF001 - this module's own class
-
-
-def forget_channels() -> None:
-    """In a process of ours: close every channel inherited from the process it came from."""
-    _close_all_in_child()
     _channels.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_all_in_child)
+    os.register_at_fork(after_in_child=forget_channels)
